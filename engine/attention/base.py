@@ -1,0 +1,50 @@
+"""The attention seam. To add a backend: one file here and one line in BACKENDS; tests/contract picks it up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor
+
+from engine.registry import Registry
+from engine.runner.batch import ForwardBatch
+from engine.select import Needs
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """One attention layer's numbers. `scale` multiplies q·k. `window` None: full causal attention."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+
+
+class AttentionBackend(Protocol):
+    """Paged causal attention. Made once per model from AttentionShape; holds no batch state."""
+
+    needs: ClassVar[Needs]
+
+    def __init__(self, shape: AttentionShape, block_size: int) -> None: ...
+
+    def plan(self, batch: ForwardBatch) -> Any:
+        """Once per step: whatever run() wants precomputed for this batch."""
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, kv: tuple[Tensor, Tensor], batch: ForwardBatch, meta: Any) -> Tensor:
+        """Once per layer: write k, v at batch.slots, return softmax(q K^T * scale) V over each row's context.
+
+        q [T, num_heads, head_dim], k and v [T, num_kv_heads, head_dim] (rotary already applied);
+        kv = (K, V), each [num_blocks, block_size, num_kv_heads, head_dim]. Returns [T, num_heads * head_dim].
+        """
+
+
+BACKENDS: Registry[AttentionBackend] = Registry(
+    "attention backend",
+    {
+        "cpu_native": "engine.attention.cpu_native:CpuNative",
+        "torch": "engine.attention.torch_paged:TorchPaged",
+    },
+)

@@ -1,0 +1,37 @@
+"""The seam between scheduling and tensors: where the ranks run."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.config import EngineConfig
+from engine.registry import Registry
+from engine.types import StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What the loaded model can hold. max_model_len: the model's own limit, or the configured one."""
+
+    num_blocks: int
+    max_model_len: int
+    vocab_size: int
+
+
+class Executor(Protocol):
+    """One plan in, one result out, whatever the number of ranks."""
+
+    def __init__(self, config: EngineConfig) -> None: ...
+    def start(self) -> Capacity:
+        """Load, size the cache, warm up. Blocks. Raises ModelFileError or ConfigError."""
+
+    def submit(self, plan: StepPlan) -> Future[StepResult]: ...
+    def check_health(self) -> None:
+        """Raise if any rank is lost: ranks live and die together."""
+
+    def shutdown(self) -> None: ...
+
+
+EXECUTORS: Registry[Executor] = Registry("executor", {"local": "engine.executor.local:LocalExecutor"})

@@ -1,0 +1,234 @@
+"""The nouns of the engine. Frozen types cross process boundaries; Sequence never does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens and when to stop. Already validated and defaulted: no None means "default".
+
+    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1.0 are off. `logprobs` is None for none, k >= 0 for
+    the chosen token's plus the k best. `prompt_logprobs` likewise for the prompt. `seed` None: the engine
+    draws one. `n` choices are sampled independently from the same prompt.
+    """
+
+    max_tokens: int = 16
+    min_tokens: int = 0
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """Gateway -> replica. Everything the engine needs, nothing of HTTP.
+
+    `cache_salt` separates prefix caches: two requests share blocks only if their salts are equal. The
+    server derives it from the tenant; a client never chooses it alone. `deadline_s` is seconds from
+    arrival at the engine. Smaller `priority` is more important.
+    """
+
+    request_id: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams = SamplingParams()
+    priority: int = 0
+    deadline_s: float | None = None
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural-log probability of one token under the model (before temperature and penalties), with the
+    best alternatives, most likely first. `logprob` is finite: impossible tokens are clamped to -9999."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where one request's time went, seconds. queue: arrival -> first scheduled; prefill: first scheduled
+    -> first token; decode: first -> last token."""
+
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    num_preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """Replica -> gateway. One increment of one choice; the last one of a choice carries finish_reason.
+
+    `token_ids` are all tokens generated since the last delta. `text` and `logprobs` may lag behind them
+    while a partial character or a possible stop string is held back; by the last delta they are complete
+    (cut at the stop string). `num_completion_tokens` counts every token generated so far, also those whose
+    text a stop string removed. The first delta of choice 0 carries `prompt_logprobs` when asked for
+    (entry 0 is None: nothing precedes the first token).
+    """
+
+    request_id: str
+    index: int = 0
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_completion_tokens: int = 0
+    timings: Timings | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of one request being generated. Owned by the scheduler, mutated only there.
+
+    `tokens` is prompt + output. `num_computed` counts tokens whose K/V is in the cache. `num_cached` is the
+    prefix-cache hit of the *first* admission (reuse from earlier requests; never recompute after preemption).
+    """
+
+    seq_id: int
+    request: GenerateRequest
+    tokens: list[int]
+    num_prompt: int
+    index: int = 0
+    seed: int = 0
+    arrival_s: float = 0.0
+    num_computed: int = 0
+    num_cached: int = 0
+    drafts: tuple[int, ...] = ()
+    blocks: list[int] = field(default_factory=list)
+    phase: Phase = Phase.WAITING
+    finish_reason: FinishReason | None = None
+    num_preemptions: int = 0
+    first_scheduled_s: float | None = None
+    admitted_before: bool = False
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens still to run. Prefill, chunk, decode and verify are all this one number."""
+        return len(self.tokens) + len(self.drafts) - self.num_computed
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class NewSequence:
+    """What a rank must know of a sequence before its first slice."""
+
+    seq_id: int
+    sampling: SamplingParams
+    seed: int
+    prompt: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SeqSlice:
+    """One sequence's share of one step: run `token_ids` at positions start, start+1, ...
+
+    `block_ids` covers every position up to the end of the slice. `sample`: the last token's logits yield
+    the next token. `num_drafts` of the token_ids (at the end) are unverified drafts.
+    """
+
+    seq_id: int
+    token_ids: tuple[int, ...]
+    start: int
+    block_ids: tuple[int, ...]
+    sample: bool
+    num_drafts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Engine -> every rank, once per step. `finished` sequences are forgotten before the slices run."""
+
+    step_id: int
+    slices: tuple[SeqSlice, ...]
+    new: tuple[NewSequence, ...] = ()
+    finished: tuple[int, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(s.token_ids) for s in self.slices)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceResult:
+    """What one slice gave. `token_ids` is empty for a prompt chunk. `logprobs` aligns with token_ids when
+    asked for. `prompt_logprobs[j]` is the logprob of prompt token start + j + 1 (the token *after* row j),
+    for those rows whose next token is a prompt token; empty unless asked for. `drafts` are the proposer's
+    guesses for the tokens after `token_ids`."""
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    drafts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Rank 0 -> engine. `slices` aligns with StepPlan.slices."""
+
+    step_id: int
+    slices: tuple[SliceResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """The one load snapshot: routing, autoscaling and /metrics all read this."""
+
+    waiting: int = 0
+    running: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+    pending_tokens: int = 0
+    num_preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    cached_tokens: int = 0
+    ttft_p95_s: float = 0.0
+    itl_p95_s: float = 0.0
+    tokens_per_s: float = 0.0
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of blocks held by live sequences, 0..1. Free cached blocks do not count."""
+        return self.kv_blocks_used / self.kv_blocks_total if self.kv_blocks_total else 0.0
