@@ -1,0 +1,58 @@
+"""GGUF block-quantized weights."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.errors import ModelFileError
+from engine.kernels.cpu import ops
+from engine.quant import gguf_codecs
+from engine.quant.base import Axis, ParamSpec, Ready, Stored
+from engine.select import Needs
+
+
+class Gguf:
+    """`blocks` uint8 [out, n_blocks, block_bytes], of one ggml type.
+
+    With `native`, types that have codes stay quantized in memory and go through the packed CPU kernel, in
+    float32. Otherwise finish() dequantizes once to `dtype`.
+    """
+
+    needs: ClassVar[Needs] = Needs()
+    tolerance: ClassVar[float] = 1e-4
+
+    def __init__(self, kind: str, dtype: torch.dtype, native: bool) -> None:
+        self.kind = kind
+        self.dtype = dtype
+        self._codec = gguf_codecs.codec(kind)
+        self._decode = self._codec.decode if native else None
+
+    def params(self, in_features: int, out_features: int) -> dict[str, ParamSpec]:
+        block, block_bytes = self._codec.block, self._codec.block_bytes
+        if in_features % block:
+            raise ModelFileError(f"{in_features} input features are not a multiple of {self.kind}'s block of {block}")
+        shape = (out_features, in_features // block, block_bytes)
+        return {"blocks": ParamSpec(shape, torch.uint8, out=Axis(0), inp=Axis(1, block))}
+
+    def finish(self, stored: Stored) -> Ready:
+        blocks = stored["blocks"]
+        if self._decode is not None:
+            c = self._decode(blocks)
+            return {"packed": ops.pack_codes(c.codes, c.d, c.m, c.bits)}
+        return {"weight": self._codec.to_float(blocks).to(self.dtype)}
+
+    def apply(self, x: Tensor, ready: Ready, bias: Tensor | None = None) -> Tensor:
+        if self._decode is None:
+            return functional.linear(x, ready["weight"], bias)
+        y = ops.packed_linear(x.float(), ready["packed"]).to(x.dtype)
+        return y if bias is None else y.add_(bias)
+
+    def dequantize(self, stored: Stored) -> Tensor:
+        return self._codec.to_float(stored["blocks"])
+
+    def rows(self, stored: Stored, ids: Tensor) -> Tensor:
+        return self._codec.to_float(stored["blocks"][ids]).to(self.dtype)

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers_models import ARCHS, demo_gguf, hf_model, make_gguf, make_hf_dir
+
+from engine.errors import ModelFileError
+from engine.models.gguf_file import read_gguf
+from engine.models.spec import ModelSpec, RopeSpec, from_gguf, from_hf
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+}
+QWEN2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"]}
+MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"]}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_saved_config_and_gguf_say_the_same(tmp_path: Path, arch: str) -> None:
+    path = make_hf_dir(tmp_path, arch)
+    config = json.loads((path / "config.json").read_text())
+    spec = from_hf(config, json.loads((path / "generation_config.json").read_text()))
+    assert spec == ModelSpec(
+        architecture=arch,
+        num_layers=2,
+        hidden_size=64,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16 if arch == "qwen2" else 32,
+        intermediate_size=128,
+        vocab_size=288,
+        max_position=256,
+        rms_eps=1e-5,
+        layer_windows=(None, None),
+        rope=RopeSpec(10000.0),
+        qkv_bias=arch == "qwen2",
+        qk_norm=arch == "qwen3",
+        eos_ids=(2,),
+        bos_id=1,
+    )
+    file = read_gguf(make_gguf(tmp_path, arch))
+    other = from_gguf(file.metadata, file.tensors)
+    assert other.architecture == ("llama" if arch == "mistral" else arch)
+    assert other.rms_eps == pytest.approx(1e-5)
+    for field in ModelSpec.__dataclass_fields__.keys() - {"architecture", "rms_eps"}:
+        assert getattr(other, field) == getattr(spec, field), field
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("tied", [True, False])
+def test_tensor_shapes_are_those_of_transformers(arch: str, tied: bool) -> None:
+    model = hf_model(arch, tie_word_embeddings=tied)
+    shapes = {n: tuple(p.shape) for n, p in model.named_parameters()}  # a tied head is not repeated here
+    spec = from_hf({**model.config.to_dict(), "architectures": [type(model).__name__]}, {})
+    assert spec.tensor_shapes() == shapes
+
+
+@pytest.mark.model
+def test_demo_model() -> None:
+    file = read_gguf(demo_gguf())
+    spec = from_gguf(file.metadata, file.tensors)
+    assert (spec.architecture, spec.num_layers, spec.hidden_size) == ("llama", 30, 576)
+    assert (spec.num_heads, spec.num_kv_heads, spec.head_dim) == (9, 3, 64)
+    assert (spec.intermediate_size, spec.vocab_size, spec.max_position) == (1536, 49152, 8192)
+    assert spec.tie_embeddings and spec.rope == RopeSpec(100000.0)
+    assert (spec.eos_ids, spec.bos_id) == ((2,), 1)
+
+
+def test_old_and_new_rope_layouts() -> None:
+    llama3 = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    old = from_hf({**LLAMA, "rope_theta": 500000.0, "rope_scaling": llama3}, {})
+    new = from_hf({**LLAMA, "rope_parameters": {**llama3, "rope_theta": 500000}}, {})
+    want = RopeSpec(500000.0, "llama3", 8.0, 8192, 1.0, 4.0)
+    assert old.rope == new.rope == want
+    assert from_hf({**LLAMA, "rope_scaling": {"type": "linear", "factor": 2}}, {}).rope == RopeSpec(
+        10000.0, "linear", 2.0, 512
+    )
+    yarn = from_hf({**QWEN2, "rope_scaling": {"type": "yarn", "factor": 4.0}, "rope_theta": 1e6}, {}).rope
+    assert yarn == RopeSpec(1e6, "yarn", 4.0, 512)
+    assert from_hf({**LLAMA, "rope_scaling": None, "rope_theta": 7}, {}).rope == RopeSpec(7.0)
+
+
+def test_windows() -> None:
+    assert from_hf({**MISTRAL, "sliding_window": 8}, {}).layer_windows == (8,) * 4
+    assert from_hf({**MISTRAL, "sliding_window": None}, {}).layer_windows == (None,) * 4
+    assert from_hf({**LLAMA, "sliding_window": 8}, {}).layer_windows == (None,) * 4
+    off = {**QWEN2, "sliding_window": 8, "max_window_layers": 2}
+    assert from_hf({**off, "use_sliding_window": False}, {}).layer_windows == (None,) * 4
+    on = {**off, "use_sliding_window": True}
+    assert from_hf(on, {}).layer_windows == (None, None, 8, 8)
+    types = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+    assert from_hf({**on, "layer_types": types}, {}).layer_windows == (8, None, 8, None)
+    for bad in (types[:3], ["chunked_attention"] * 4):
+        with pytest.raises(ModelFileError, match="layer"):
+            from_hf({**on, "layer_types": bad}, {})
+
+
+def test_defaults_of_left_out_keys() -> None:
+    assert from_hf(LLAMA, {}).head_dim == 16
+    assert from_hf({**LLAMA, "architectures": ["Qwen3ForCausalLM"]}, {}).head_dim == 128
+    few = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}
+    assert from_hf(few, {}).num_kv_heads == 4
+    assert not from_hf(LLAMA, {}).tie_embeddings
+
+
+def test_eos_ids_of_both_files_the_generation_configs_first() -> None:
+    assert from_hf({**LLAMA, "eos_token_id": 5}, {"eos_token_id": [7, 5, 9]}).eos_ids == (7, 5, 9)
+    assert from_hf({**LLAMA, "eos_token_id": 5}, {}).eos_ids == (5,)
+    assert from_hf(LLAMA, {}).eos_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM"]),
+        ({"architectures": None}, ["supported"]),
+        ({"hidden_act": "gelu"}, ["hidden_act", "gelu"]),
+        ({"attention_bias": True}, ["attention_bias"]),
+        ({"mlp_bias": True}, ["mlp_bias"]),
+        ({"hidden_size": None}, ["hidden_size", "missing"]),
+        ({"hidden_size": "64"}, ["hidden_size", "int"]),
+        ({"num_hidden_layers": 0}, ["num_layers"]),
+        ({"num_hidden_layers": True}, ["num_hidden_layers"]),
+        ({"num_attention_heads": 0}, ["num_heads"]),
+        ({"num_key_value_heads": 3}, ["num_heads 4", "num_kv_heads 3"]),
+        ({"num_key_value_heads": 0}, ["num_kv_heads"]),
+        ({"num_attention_heads": 5}, ["head_dim"]),
+        ({"head_dim": 15}, ["even"]),
+        ({"eos_token_id": 300}, ["300"]),
+        ({"eos_token_id": "</s>"}, ["eos_token_id"]),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, ["dynamic", "llama3"]),
+        ({"rope_scaling": {"rope_type": "linear"}}, ["factor"]),
+        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
+    ],
+)
+def test_bad_configs(changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ModelFileError) as e:
+        from_hf({**LLAMA, **changes}, {})
+    for word in words:
+        assert word in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"general.architecture": "mamba"}, ["mamba", "llama, qwen2, qwen3"]),
+        ({"general.architecture": None}, ["general.architecture"]),
+        ({"llama.expert_count": 8}, ["8 experts"]),
+        ({"llama.rope.dimension_count": 16}, ["rope.dimension_count"]),
+        ({"llama.attention.value_length": 16}, ["value_length"]),
+        ({"llama.block_count": "2"}, ["block_count"]),
+        ({"llama.context_length": None}, ["context_length"]),
+        ({"llama.rope.scaling.type": "longrope"}, ["longrope"]),
+        ({"llama.vocab_size": 287}, ["vocab_size", "287", "288"]),
+        ({"tokenizer.ggml.tokens": None}, ["tokenizer.ggml.tokens"]),
+        ({"tokenizer.ggml.tokens": ["a"] * 287}, ["287", "288", "token_embd"]),
+        ({"tokenizer.ggml.tokens": ["a"] * 290}, ["290", "288", "token_embd"]),
+        ({"tokenizer.ggml.token_type": [1] * 287}, ["token_type", "287"]),
+        ({"tokenizer.ggml.eos_token_id": 288}, ["288"]),
+    ],
+)
+def test_bad_gguf_metadata(tmp_path: Path, changes: dict[str, Any], words: list[str]) -> None:
+    file = read_gguf(make_gguf(tmp_path))
+    with pytest.raises(ModelFileError) as e:
+        from_gguf({**file.metadata, **changes}, file.tensors)
+    for word in words:
+        assert word in str(e.value)
+
+
+def test_gguf_details(tmp_path: Path) -> None:
+    file = read_gguf(make_gguf(tmp_path))
+    extra = {"tokenizer.ggml.eot_token_id": 7, "tokenizer.ggml.eom_token_id": 2}
+    assert from_gguf({**file.metadata, **extra}, file.tensors).eos_ids == (2, 7)
+    scaled = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    assert from_gguf({**file.metadata, **scaled}, file.tensors).rope == RopeSpec(10000.0, "linear", 4.0, 256)
+    table = from_gguf(file.metadata, file.tensors, tuple([1.0] * 16))
+    assert table.rope == RopeSpec(10000.0, "table", freq_factors=(1.0,) * 16)
+    with pytest.raises(ModelFileError, match="15 rope factors"):
+        from_gguf(file.metadata, file.tensors, tuple([1.0] * 15))
+    assert not from_gguf(file.metadata, file.tensors).tie_embeddings
+    headless = {n: t for n, t in file.tensors.items() if n != "output.weight"}
+    assert from_gguf(file.metadata, headless).tie_embeddings

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.errors import ModelFileError
+from engine.quant.base import Axis, ParamSpec, format_for, fuse
+from engine.quant.gguf import Gguf
+from engine.quant.none import Unquantized
+
+
+def test_format_for() -> None:
+    assert isinstance(format_for("none", torch.float32, False), Unquantized)
+    q = format_for("q4_1", torch.bfloat16, False)
+    assert isinstance(q, Gguf) and q.kind == "q4_1" and q.dtype is torch.bfloat16
+    with pytest.raises(ModelFileError, match="q9_9"):
+        format_for("q9_9", torch.float32, False)
+
+
+def test_params_refuse_what_blocks_cannot_hold() -> None:
+    assert Gguf("q4_1", torch.float32, False).params(64, 3)["blocks"].shape == (3, 2, 20)
+    with pytest.raises(ModelFileError, match="block of 256"):
+        Gguf("q4_k", torch.float32, False).params(576, 3)
+
+
+def test_rows_in_the_compute_dtype() -> None:
+    table = torch.randn(5, 4)
+    got = Unquantized(torch.bfloat16).rows({"weight": table}, torch.tensor([4, 4, 0]))
+    assert got.dtype is torch.bfloat16
+    assert torch.equal(got, table[[4, 4, 0]].bfloat16())
+
+
+def test_finish_shares_memory_when_nothing_changes() -> None:
+    weight = torch.randn(3, 4)
+    assert Unquantized(torch.float32).finish({"weight": weight})["weight"] is weight
+
+
+def test_fuse_stacks_outputs_and_keeps_what_has_none() -> None:
+    specs = {"w": ParamSpec((2, 3), torch.float32, out=Axis(0)), "s": ParamSpec((), torch.float32)}
+    a, b = ({"w": torch.full((n, 3), float(n)), "s": torch.tensor(7.0)} for n in (1, 2))
+    fused = fuse(specs, [a, b])
+    assert fused["w"][:, 0].tolist() == [1.0, 2.0, 2.0]
+    assert fused["s"].item() == 7.0
