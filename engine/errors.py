@@ -23,6 +23,10 @@ class CapacityError(InvalidRequestError):
     """The request could never fit the KV pool, however long it waited."""
 
 
+class QueueFullError(EngineError):
+    """Too many requests wait already. The request is fine: it may succeed later or elsewhere."""
+
+
 class ModelFileError(EngineError, ValueError):
     """A model file is missing, truncated, inconsistent or of a kind we do not read. Names file and tensor."""
 

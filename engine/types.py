@@ -136,6 +136,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     num_preemptions: int = 0
     first_scheduled_s: float | None = None
+    first_token_s: float | None = None
     admitted_before: bool = False
 
     @property

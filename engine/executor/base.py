@@ -13,11 +13,14 @@ from engine.types import StepPlan, StepResult
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What the loaded model can hold. max_model_len: the model's own limit, or the configured one."""
+    """What the loaded model is and can hold. max_model_len: the model's own limit, or the configured one.
+    `fingerprint` names the weights' content, so that caches never outlive a change of weights."""
 
     num_blocks: int
     max_model_len: int
     vocab_size: int
+    eos_ids: frozenset[int]
+    fingerprint: str
 
 
 class Executor(Protocol):

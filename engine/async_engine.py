@@ -1,0 +1,216 @@
+"""The engine on a thread of its own, for asyncio callers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from engine.engine import Engine
+from engine.errors import EngineDeadError
+from engine.types import EngineStats, FinishReason, GenerateRequest, TokenDelta
+
+log = logging.getLogger(__name__)
+
+_STATS_EVERY_S = 0.05  # a snapshot sorts the latency windows: not worth it at every step
+
+
+class _Stream:
+    """One caller's deltas: filled from the step thread through the caller's loop, emptied by the caller.
+
+    Everything that arrived since the last take goes out as one list: the first token at once, later ones
+    coalesced exactly as far as the consumer is slow.
+    """
+
+    def __init__(self, requests: Seq[GenerateRequest]) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.request_ids = [r.request_id for r in requests]
+        self._open = sum(r.sampling.n for r in requests)
+        self._deltas: list[TokenDelta] = []
+        self._error: BaseException | None = None
+        self._wake = asyncio.Event()
+
+    def put(self, deltas: list[TokenDelta]) -> None:
+        self._deltas += deltas
+        self._open -= sum(d.finish_reason is not None for d in deltas)
+        self._wake.set()
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+        self._wake.set()
+
+    async def take(self) -> list[TokenDelta] | None:
+        """The next deltas, or None after the last. Raises what fail() was given."""
+        while not self._deltas:
+            if self._error is not None:
+                raise self._error
+            if self._open <= 0:
+                return None
+            self._wake.clear()
+            await self._wake.wait()
+        taken, self._deltas = self._deltas, []
+        return taken
+
+
+@dataclass(frozen=True, slots=True)
+class _Add:
+    requests: tuple[GenerateRequest, ...]
+    stream: _Stream
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request_ids: tuple[str, ...]
+
+
+_Command = _Add | _Abort | None  # None stops the thread
+
+
+class AsyncEngine:
+    """Steps `engine` on one thread; that thread alone touches it. Any number of loops may call.
+
+    An exception in a step is an internal fault: every open request gets a terminal error delta, the engine
+    is dead from then on (EngineDeadError), and check_health() says so.
+    """
+
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+        self.engine = engine
+        self._clock = clock
+        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._streams: dict[str, _Stream] = {}  # request id -> stream; step thread only
+        self._dead: BaseException | None = None
+        self._busy_since: float | None = None  # start of the step in progress
+        self._stats, self._stats_at = engine.stats(), clock()
+        self._thread = threading.Thread(target=self._run, name="engine-step", daemon=True)
+        self._thread.start()
+
+    # -------------------------------------------------------------------------------------------- callers
+
+    async def generate(self, requests: tuple[GenerateRequest, ...]) -> AsyncIterator[list[TokenDelta]]:
+        """Run requests together; yields lists of their deltas, multiplexed, until each choice has ended.
+
+        All are accepted or none: the first refusal (InvalidRequestError, QueueFullError) is raised.
+        Leaving the iterator early, for whatever reason, aborts what still runs.
+        """
+        if self._dead is not None:
+            raise EngineDeadError("the engine has stopped after an internal fault")
+        stream = _Stream(requests)
+        self._commands.put(_Add(requests, stream))
+        try:
+            while (deltas := await stream.take()) is not None:
+                yield deltas
+        finally:
+            self.abort(*stream.request_ids)
+
+    def abort(self, *request_ids: str) -> None:
+        """Thread-safe, idempotent, returns at once; blocks are free before the next step."""
+        self._commands.put(_Abort(request_ids))
+
+    def stats(self) -> EngineStats:
+        """At most 50 ms old while busy; exact when idle."""
+        return self._stats
+
+    def stalled_s(self) -> float:
+        """How long the step in progress has been running; 0 when idle between steps."""
+        since = self._busy_since
+        return self._clock() - since if since is not None else 0.0
+
+    def check_health(self) -> None:
+        """Raises EngineDeadError when the step thread has died."""
+        if self._dead is not None or not self._thread.is_alive():
+            raise EngineDeadError(f"the engine has stopped: {self._dead}")
+        self.engine.check_health()
+
+    def close(self) -> None:
+        """Ends open requests with an abort delta, then the thread, then the executor."""
+        self._commands.put(None)
+        self._thread.join()
+        self.engine.close()
+
+    # ---------------------------------------------------------------------------------------- step thread
+
+    def _run(self) -> None:
+        try:
+            while self._obey():
+                self._busy_since = self._clock()
+                deltas = self.engine.step()
+                self._busy_since = None
+                self._refresh_stats()
+                self._deliver(deltas)
+            self._deliver(self.engine.abort_all(FinishReason.ABORT))
+        except BaseException as error:
+            log.exception("engine step failed")
+            self._dead = error
+            self._busy_since = None
+            self._bury()
+
+    def _obey(self) -> bool:
+        """Carry out waiting commands; sleep while there is neither command nor work. False: stop."""
+        while True:
+            try:
+                command = self._commands.get(block=not self.engine.has_work)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            if isinstance(command, _Abort):
+                self._end(command.request_ids)
+            else:
+                self._begin(command)
+            self._refresh_stats()
+
+    def _refresh_stats(self) -> None:
+        now = self._clock()
+        if now - self._stats_at > _STATS_EVERY_S or not self.engine.has_work:
+            self._stats, self._stats_at = self.engine.stats(), now
+
+    def _begin(self, command: _Add) -> None:
+        accepted = []
+        try:
+            for request in command.requests:
+                self.engine.add(request)
+                accepted.append(request.request_id)
+        except Exception as error:
+            for request_id in accepted:
+                self.engine.abort(request_id)
+            _call(command.stream, command.stream.fail, error)
+            return
+        self._streams.update(dict.fromkeys(accepted, command.stream))
+
+    def _end(self, request_ids: tuple[str, ...]) -> None:
+        for request_id in request_ids:
+            self.engine.abort(request_id)
+            self._streams.pop(request_id, None)
+
+    def _deliver(self, deltas: list[TokenDelta]) -> None:
+        """One call per stream and step."""
+        by_stream: dict[_Stream, list[TokenDelta]] = {}
+        for delta in deltas:
+            stream = self._streams.get(delta.request_id)
+            if stream is not None:
+                by_stream.setdefault(stream, []).append(delta)
+        for stream, group in by_stream.items():
+            _call(stream, stream.put, group)
+
+    def _bury(self) -> None:
+        """After a fault: end every stream, then refuse whatever still arrives."""
+        try:
+            self._deliver(self.engine.abort_all(FinishReason.ERROR, "internal error"))
+        except Exception:
+            for stream in set(self._streams.values()):
+                _call(stream, stream.fail, EngineDeadError("the engine has stopped after an internal fault"))
+        while (command := self._commands.get()) is not None:
+            if isinstance(command, _Add):
+                _call(command.stream, command.stream.fail, EngineDeadError("the engine has stopped"))
+
+
+def _call(stream: _Stream, method: Callable[..., None], *args: object) -> None:
+    try:
+        stream.loop.call_soon_threadsafe(method, *args)
+    except RuntimeError:  # the caller's loop is closed: nobody is listening any more
+        log.debug("stream's loop is closed")

