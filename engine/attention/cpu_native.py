@@ -1,0 +1,36 @@
+"""Paged attention in C++ for float32 on the CPU."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from engine.attention.base import AttentionShape
+from engine.kernels.cpu.ops import HEAD_DIM_STEP, MAX_HEAD_DIM, NativeKernels, PagedContext
+from engine.runner.batch import ForwardBatch
+from engine.select import Needs
+
+
+class CpuNative:
+    """A row's result depends only on its own context: chunks, neighbours and threads do not change a bit."""
+
+    needs: ClassVar[Needs] = Needs(
+        devices=frozenset({"cpu"}),
+        dtypes=frozenset({"float32"}),
+        kv_dtypes=frozenset({"float32", "float16", "bfloat16"}),
+        head_dims=frozenset(range(HEAD_DIM_STEP, MAX_HEAD_DIM + 1, HEAD_DIM_STEP)),
+        native=True,
+    )
+
+    def __init__(self, shape: AttentionShape, block_size: int) -> None:
+        self._scale, self._window = shape.scale, shape.window
+        self._kernels = NativeKernels()
+
+    def plan(self, batch: ForwardBatch) -> PagedContext:
+        return PagedContext(batch.slots, batch.query_starts, batch.seq_lens, batch.block_table)
+
+    def run(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: tuple[Tensor, Tensor], batch: ForwardBatch, meta: PagedContext
+    ) -> Tensor:
+        return self._kernels.paged_attention(q, k, v, kv, meta, self._scale, self._window)

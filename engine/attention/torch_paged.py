@@ -1,0 +1,129 @@
+"""The reference backend: gather each sequence's context, then torch's own attention. CPU and CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.attention.base import AttentionShape
+from engine.runner.batch import ForwardBatch
+from engine.select import Needs
+
+_GROUP_SCORES = 1 << 20
+"""Sequences share a group while its padded contexts and its scores per head stay below this."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """n sequences with q rows each, attended in one call; contexts are padded to the longest, L."""
+
+    rows: Tensor | None  # [n * q] rows of the batch; None: the whole batch in order
+    slots: Tensor  # [n * L] cache slot of each context position
+    mask: Tensor | None  # [n, 1, heads_per_kv * q or 1, L]; None: every row sees all of L
+    num_seqs: int
+    context: list[Tensor] = field(default_factory=list)  # scratch for gathered K and V, reused by every layer
+
+
+class TorchPaged:
+    """Sequences with equally many rows (all decodes, or one chunk) are gathered and attended together.
+
+    A padded position repeats a slot of the same sequence, so no row ever reads another sequence's
+    memory, not even behind the mask.
+    """
+
+    needs: ClassVar[Needs] = Needs()
+
+    def __init__(self, shape: AttentionShape, block_size: int) -> None:
+        self.shape = shape
+        self.block_size = block_size
+
+    def plan(self, batch: ForwardBatch) -> list[_Group]:
+        starts = batch.query_starts.tolist()
+        counts = [end - start for start, end in pairwise(starts)]
+        return [self._group(batch, seqs, counts[seqs[0]]) for seqs in _gather_alike(counts, batch.seq_lens.tolist())]
+
+    def _group(self, batch: ForwardBatch, seqs: list[int], q: int) -> _Group:
+        device = batch.block_table.device
+        whole = len(seqs) * q == batch.input_ids.shape[0]
+        ids = torch.arange(len(seqs), device=device) if whole else torch.tensor(seqs, device=device)
+        ends = batch.seq_lens.long()[ids]  # [n]
+        first = torch.zeros_like(ends)
+        if self.shape.window is not None:
+            first = (ends - q - self.shape.window + 1).clamp(min=0)
+        length = int((ends - first).max())
+        keys = first[:, None] + torch.arange(length, device=device)  # [n, L] absolute positions
+        inside = keys.clamp(max=(ends - 1)[:, None])
+        table = batch.block_table.long()[ids]
+        slots = table.gather(1, inside // self.block_size) * self.block_size + inside % self.block_size
+        queries = (ends - q)[:, None] + torch.arange(q, device=device)  # [n, q]
+        mask = keys[:, None, :] <= queries[:, :, None]  # [n, q, L]
+        if self.shape.window is not None:
+            mask &= keys[:, None, :] > queries[:, :, None] - self.shape.window
+        rows = None
+        if not whole:
+            rows = (batch.query_starts.long()[ids][:, None] + torch.arange(q, device=device)).flatten()
+        return _Group(
+            rows=rows,
+            slots=slots.flatten(),
+            mask=None if bool(mask.all()) else self._per_head(mask),
+            num_seqs=len(seqs),
+        )
+
+    def _per_head(self, mask: Tensor) -> Tensor:
+        """A group's query heads are stacked along the row axis of their K/V head."""
+        repeats = self.shape.num_heads // self.shape.num_kv_heads if mask.shape[1] > 1 else 1
+        return mask.repeat(1, repeats, 1).unsqueeze(1)
+
+    def run(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv: tuple[Tensor, Tensor],
+        batch: ForwardBatch,
+        meta: list[_Group],
+    ) -> Tensor:
+        caches = [cache.view(-1, *cache.shape[2:]) for cache in kv]
+        for cache, new in zip(caches, (k, v), strict=True):
+            cache.index_copy_(0, batch.slots, new.to(cache.dtype))
+        out = q.new_empty(q.shape[0], self.shape.num_heads * self.shape.head_dim)
+        for group in meta:
+            if group.rows is None:
+                return self._attend(q, caches, group)
+            out.index_copy_(0, group.rows, self._attend(q.index_select(0, group.rows), caches, group))
+        return out
+
+    def _attend(self, q: Tensor, caches: list[Tensor], group: _Group) -> Tensor:
+        """q [n * rows, heads, dim] -> [n * rows, heads * dim]."""
+        n, hkv, dim = group.num_seqs, self.shape.num_kv_heads, self.shape.head_dim
+        total = q.shape[0]
+        if not group.context:
+            group.context = [c.new_empty(group.slots.shape[0], hkv, dim) for c in caches]
+        keys, values = (
+            torch.index_select(cache, 0, group.slots, out=out).to(q.dtype).view(n, -1, hkv, dim).transpose(1, 2)
+            for cache, out in zip(caches, group.context, strict=True)
+        )
+        stacked = q.view(n, total // n, hkv, -1, dim).permute(0, 2, 3, 1, 4).reshape(n, hkv, -1, dim)
+        out = F.scaled_dot_product_attention(stacked, keys, values, attn_mask=group.mask, scale=self.shape.scale)
+        return out.view(n, hkv, -1, total // n, dim).permute(0, 3, 1, 2, 4).reshape(total, -1)
+
+
+def _gather_alike(counts: list[int], lens: list[int]) -> Iterator[list[int]]:
+    """Sequence indices in groups of equal row count and similar context length."""
+    if len(set(counts)) == 1 and len(counts) * counts[0] * max(lens) <= _GROUP_SCORES:
+        yield list(range(len(counts)))
+        return
+    group: list[int] = []
+    for i in sorted(range(len(counts)), key=lambda i: (counts[i], lens[i])):
+        if group and (counts[i] != counts[group[0]] or (len(group) + 1) * counts[i] * lens[i] > _GROUP_SCORES):
+            yield group
+            group = []
+        group.append(i)
+    if group:
+        yield group

@@ -1,0 +1,37 @@
+"""One rank in this process, run by whoever submits."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+from engine.config import EngineConfig
+from engine.executor.base import Capacity
+from engine.executor.rank import Rank
+from engine.types import StepPlan, StepResult
+
+
+class LocalExecutor:
+    """submit() computes in the calling thread and returns a done Future."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._rank = Rank(config)
+
+    def start(self) -> Capacity:
+        """Raises ConfigError for tensor_parallel_size above 1: there is one rank here."""
+        return self._rank.load()
+
+    def submit(self, plan: StepPlan) -> Future[StepResult]:
+        future: Future[StepResult] = Future()
+        try:
+            future.set_result(self._rank.run(plan))
+        except Exception as e:
+            future.set_exception(e)
+        return future
+
+    def check_health(self) -> None:
+        """A rank in this process is lost only with the process."""
+
+    def shutdown(self) -> None:
+        """Weights and cache are freed."""
+        self._rank = Rank(self._config)

@@ -1,0 +1,99 @@
+"""One rank: it loads its share of the model, sizes its cache, and runs plans. Knows no Ray and no processes."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.attention.base import BACKENDS
+from engine.config import EngineConfig
+from engine.errors import ConfigError, EngineError
+from engine.executor import settings
+from engine.executor.base import Capacity
+from engine.kernels import cpu, select_kernels
+from engine.kv.storage import KVLayout, KVStorage, num_blocks_for
+from engine.models import Model
+from engine.models.checkpoint import Checkpoint, open_checkpoint
+from engine.models.loader import Weights, check_heads, load_model
+from engine.models.locate import resolve
+from engine.parallel.group import SoloGroup, TPGroup
+from engine.runner.batch import build_batch
+from engine.runner.runner import Runner
+from engine.runner.sampler import Sampler
+from engine.select import Machine, choose
+from engine.spec.none import NoProposer
+from engine.types import SeqSlice, StepPlan, StepResult
+
+
+class Rank:
+    """load() once, then run() in order, from one thread at a time. Every rank of a group gets the same plans."""
+
+    def __init__(self, config: EngineConfig, group: TPGroup | None = None) -> None:
+        self._config = config
+        self._group = group or SoloGroup()
+        self._runner: Runner | None = None
+
+    def load(self) -> Capacity:
+        """Load, warm up, size the cache. Sets the process's thread count.
+
+        Raises ModelFileError for the model's files, ConfigError for settings that do not fit them.
+        """
+        config = self._config
+        checkpoint = open_checkpoint(resolve(config.model))
+        spec = checkpoint.spec
+        self._check(checkpoint)
+        torch.set_num_threads(settings.num_threads(config))
+        device = settings.resolve_device(config)
+        dtype = settings.resolve_dtype(config, checkpoint, device)
+        kv_dtype = settings.resolve_kv_dtype(config, dtype)
+        max_model_len = settings.resolve_max_model_len(config, checkpoint)
+        native = device.type == "cpu" and cpu.available()
+        machine = Machine(device.type, settings.dtype_name(dtype), settings.dtype_name(kv_dtype), spec.head_dim, native)
+        attention = choose(BACKENDS, machine, config.attention_backend)
+        layout = KVLayout(
+            spec.num_layers, spec.num_kv_heads // self._group.size, spec.head_dim, config.block_size, kv_dtype
+        )
+        if device.type == "cpu":  # the size does not depend on the weights there: refuse before the long part
+            num_blocks_for(config, layout, max_model_len, device)
+        weights = Weights(checkpoint, self._group, dtype, device, native)
+        kernels = select_kernels(device, dtype)
+        with torch.inference_mode():
+            model = load_model(checkpoint, weights, kernels, attention, config.block_size, max_model_len)
+            _warm_up(model, layout, _widest_step(config, max_model_len), config.max_num_seqs, device)
+        storage = KVStorage(layout, num_blocks_for(config, layout, max_model_len, device), device)
+        eos_ids = frozenset(spec.eos_ids)
+        sampler = Sampler(spec.vocab_size, eos_ids, device)
+        self._runner = Runner(model, storage, sampler, NoProposer(), config.block_size, device)
+        return Capacity(storage.num_blocks, max_model_len, spec.vocab_size, eos_ids, checkpoint.fingerprint)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        if self._runner is None:
+            raise EngineError("this rank has not loaded a model")
+        return self._runner.run(plan)
+
+    def _check(self, checkpoint: Checkpoint) -> None:
+        config = self._config
+        settings.check_quantization(config, checkpoint)
+        check_heads(checkpoint.spec, config.tensor_parallel_size)
+        if config.tensor_parallel_size != self._group.size:
+            raise ConfigError(
+                f"tensor_parallel_size {config.tensor_parallel_size} needs an executor that starts as many ranks; "
+                f"{config.executor!r} has {self._group.size}"
+            )
+
+
+def _widest_step(config: EngineConfig, max_model_len: int) -> int:
+    """Tokens of the longest chunk that a step can hold."""
+    return min(config.max_num_batched_tokens, max_model_len)
+
+
+def _warm_up(model: Model, layout: KVLayout, num_tokens: int, max_num_seqs: int, device: torch.device) -> None:
+    """Run the widest chunk and decodes of one and of many, on a throw-away cache: kernels are compiled and
+    buffers sized before the first request would pay for it."""
+    size = layout.block_size
+    decodes = min(max_num_seqs, 32)
+    storage = KVStorage(layout, max(-(-num_tokens // size), decodes), device)
+    chunk = SeqSlice(0, (0,) * num_tokens, 0, tuple(range(-(-num_tokens // size))), sample=True)
+    steps = [[chunk], *([SeqSlice(i, (0,), 0, (i,), sample=True) for i in range(n)] for n in {1, decodes})]
+    for slices in steps:
+        batch = build_batch(slices, size, device)
+        model.logits(model.forward(batch, storage.layers)[-len(slices) :])

@@ -1,0 +1,74 @@
+"""What EngineConfig's "auto" and None mean for this model on this machine."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.models.checkpoint import Checkpoint
+
+
+def resolve_device(config: EngineConfig) -> torch.device:
+    """CUDA when there is one and nothing else is asked for. Raises ConfigError for a device that is not here."""
+    has_cuda = torch.cuda.is_available()
+    if config.device == "auto":
+        return torch.device("cuda" if has_cuda else "cpu")
+    try:
+        device = torch.device(config.device)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device must be auto, cpu, cuda or cuda:<index>, got {config.device!r}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device {config.device!r} is not on this machine ({torch.cuda.device_count()} CUDA devices)")
+    return device
+
+
+def resolve_dtype(config: EngineConfig, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
+    """The type activations and unquantized weights have."""
+    if config.dtype != "auto":
+        return _dtype(config.dtype)
+    if device.type == "cuda":
+        return torch.bfloat16
+    if checkpoint.source.is_file():  # GGUF: weights stay quantized, so a narrow type saves nothing
+        return torch.float32
+    return checkpoint.load("model.embed_tokens.weight").data.dtype
+
+
+def resolve_kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
+    return dtype if config.kv_cache_dtype == "auto" else _dtype(config.kv_cache_dtype)
+
+
+def resolve_max_model_len(config: EngineConfig, checkpoint: Checkpoint) -> int:
+    """Raises ConfigError for a length beyond what the model has positions for."""
+    limit = checkpoint.spec.max_position
+    if config.max_model_len is not None and config.max_model_len > limit:
+        raise ConfigError(f"max_model_len {config.max_model_len} is more than the model's {limit} positions")
+    return config.max_model_len or limit
+
+
+def check_quantization(config: EngineConfig, checkpoint: Checkpoint) -> None:
+    """`quantization` names what the checkpoint is; nothing is quantized on loading."""
+    actual = "gguf" if checkpoint.source.is_file() else "none"
+    if config.quantization not in ("auto", actual):
+        raise ConfigError(
+            f"quantization {config.quantization!r} does not fit {checkpoint.source}: it is {actual!r} (or use 'auto')"
+        )
+
+
+def num_threads(config: EngineConfig) -> int:
+    """None is one per core that this process may use."""
+    return config.num_threads or len(os.sched_getaffinity(0))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype)  # EngineConfig allows nothing else
+    return found

@@ -1,0 +1,80 @@
+"""Where keys and values live: one pair of tensors per layer, and how many blocks of them fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+
+DEFAULT_CPU_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """The shape of one rank's cache. num_kv_heads counts the rank's own heads."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_block(self) -> int:
+        """K and V of one block in every layer."""
+        return 2 * self.num_layers * self.block_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class KVStorage:
+    """Per layer (K, V), each [num_blocks, block_size, num_kv_heads, head_dim].
+
+    Zeroed on creation: on the CPU that costs nothing until a block is first written, and no block ever
+    holds NaN left by someone else.
+    """
+
+    def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
+        self.layout = layout
+        self.num_blocks = num_blocks
+        shape = (num_blocks, layout.block_size, layout.num_kv_heads, layout.head_dim)
+        self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple(
+            (
+                torch.zeros(shape, dtype=layout.dtype, device=device),
+                torch.zeros(shape, dtype=layout.dtype, device=device),
+            )
+            for _ in range(layout.num_layers)
+        )
+
+
+def num_blocks_for(config: EngineConfig, layout: KVLayout, max_model_len: int, device: torch.device) -> int:
+    """How many blocks to make. An explicit num_kv_blocks is taken as it is, however small: requests that
+    cannot fit are refused one by one. A pool sized from memory must hold one sequence of max_model_len
+    tokens; raises ConfigError with the numbers when it would not.
+
+    Called after the weights are loaded and warmed up: on CUDA what they use is what is not free.
+    """
+    if config.num_kv_blocks is not None:
+        return config.num_kv_blocks
+    memory = _memory_for(config, device)
+    blocks = memory // layout.bytes_per_block
+    needed = -(-max_model_len // layout.block_size)
+    if blocks < needed:
+        raise ConfigError(
+            f"the KV cache gets {memory} bytes = {blocks} blocks of {layout.block_size} tokens "
+            f"({layout.bytes_per_block} bytes each), but one sequence of max_model_len {max_model_len} needs "
+            f"{needed} blocks = {needed * layout.bytes_per_block} bytes; raise kv_cache_memory or lower max_model_len"
+        )
+    return blocks
+
+
+def _memory_for(config: EngineConfig, device: torch.device) -> int:
+    if config.kv_cache_memory is not None:
+        return config.kv_cache_memory
+    if device.type != "cuda":
+        return DEFAULT_CPU_BYTES
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return max(0, int(total * config.gpu_memory_utilization) - (total - free))

@@ -1,0 +1,23 @@
+"""What one forward pass hands down to its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from engine.runner.batch import ForwardBatch
+
+KV = Sequence[tuple[Tensor, Tensor]]
+"""Per layer (K, V), each [num_blocks, block_size, kv_heads, head_dim]."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardContext:
+    """`metas[i]` is what layer i's attention backend planned for this batch."""
+
+    batch: ForwardBatch
+    kv: KV
+    metas: Sequence[Any]

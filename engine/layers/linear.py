@@ -1,0 +1,47 @@
+"""Linear layers over any storage format, on any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.parallel.group import TPGroup
+from engine.quant.base import QuantFormat, Ready
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Some output features of a layer, stored in one format."""
+
+    format: QuantFormat
+    ready: Ready
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.format.apply(x, self.ready, self.bias)
+
+
+class ColumnLinear:
+    """x [T, in] -> this rank's output features [T, out / ranks], in the order of the parts."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = tuple(parts)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if len(self._parts) == 1:
+            return self._parts[0](x)
+        return torch.cat([part(x) for part in self._parts], dim=-1)
+
+
+class RowLinear:
+    """This rank's input features [T, in / ranks] -> every output feature, summed over the ranks."""
+
+    def __init__(self, part: Part, group: TPGroup) -> None:
+        self._part = part
+        self._group = group
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._group.all_reduce(self._part(x))

@@ -1,0 +1,104 @@
+"""The Llama family: Llama, SmolLM, Mistral, Qwen2 (q, k, v biases), Qwen3 (q and k norms)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engine.attention.base import AttentionBackend, AttentionShape
+from engine.kernels.base import Kernels
+from engine.layers.attention import Attention
+from engine.layers.context import KV, ForwardContext
+from engine.layers.mlp import GatedMLP
+from engine.layers.norm import RMSNorm
+from engine.layers.rotary import rotary
+from engine.models.loader import Weights
+from engine.models.spec import ModelSpec
+from engine.runner.batch import ForwardBatch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layer:
+    input_norm: RMSNorm
+    attention: Attention
+    post_norm: RMSNorm
+    mlp: GatedMLP
+
+    def __call__(self, x: Tensor, residual: Tensor | None, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
+        """x + residual is the stream; the sum is left to the next norm."""
+        if residual is None:
+            h, residual = self.input_norm(x), x
+        else:
+            h, residual = self.input_norm.add(x, residual)
+        h, residual = self.post_norm.add(self.attention(h, ctx), residual)
+        return self.mlp(h), residual
+
+
+class LlamaModel:
+    """See engine.models.Model."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        kernels: Kernels,
+        attention: type[AttentionBackend],
+        block_size: int,
+        max_model_len: int,
+    ) -> None:
+        def norm(name: str) -> RMSNorm:
+            return RMSNorm(weights.vector(name), spec.rms_eps, kernels)
+
+        angles = rotary(spec.rope, spec.head_dim, max_model_len, weights.device)
+        self._backends: dict[AttentionShape, AttentionBackend] = {}
+        self._layers: list[_Layer] = []
+        self._embedding = weights.embedding()
+        for i, window in enumerate(spec.layer_windows):
+            at = f"model.layers.{i}"
+            shape = AttentionShape(
+                num_heads=spec.num_heads // weights.group.size,
+                num_kv_heads=spec.num_kv_heads // weights.group.size,
+                head_dim=spec.head_dim,
+                scale=spec.head_dim**-0.5,
+                window=window if window is not None and window < max_model_len else None,
+            )
+            if shape not in self._backends:
+                self._backends[shape] = attention(shape, block_size)
+            qkv = weights.column(*(f"{at}.self_attn.{x}_proj" for x in "qkv"))
+            self._layers.append(
+                _Layer(
+                    input_norm=norm(f"{at}.input_layernorm"),
+                    attention=Attention(
+                        index=i,
+                        shape=shape,
+                        qkv=qkv,
+                        out=weights.row(f"{at}.self_attn.o_proj"),
+                        rotary=angles,
+                        backend=self._backends[shape],
+                        kernels=kernels,
+                        q_norm=norm(f"{at}.self_attn.q_norm") if spec.qk_norm else None,
+                        k_norm=norm(f"{at}.self_attn.k_norm") if spec.qk_norm else None,
+                    ),
+                    post_norm=norm(f"{at}.post_attention_layernorm"),
+                    mlp=GatedMLP(
+                        weights.column(f"{at}.mlp.gate_proj", f"{at}.mlp.up_proj"),
+                        weights.row(f"{at}.mlp.down_proj"),
+                        kernels,
+                    ),
+                )
+            )
+        self._norm = norm("model.norm")
+        self._head = weights.head()
+
+    def forward(self, batch: ForwardBatch, kv: KV) -> Tensor:
+        plans = {shape: backend.plan(batch) for shape, backend in self._backends.items()}
+        ctx = ForwardContext(batch, kv, [plans[layer.attention.shape] for layer in self._layers])
+        x, residual = self._embedding(batch.input_ids), None
+        for layer in self._layers:
+            x, residual = layer(x, residual, ctx)
+        assert residual is not None  # a spec has at least one layer
+        return self._norm.add(x, residual)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._head(hidden)

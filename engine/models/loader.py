@@ -1,0 +1,132 @@
+"""Checkpoint tensors become layers: cut for this rank, fused where they can be, in the compute form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from engine.attention.base import AttentionBackend
+from engine.errors import ConfigError
+from engine.kernels.base import Kernels
+from engine.layers.embedding import Embedding, Head
+from engine.layers.linear import ColumnLinear, Part, RowLinear
+from engine.models import MODELS, Model
+from engine.models.checkpoint import Checkpoint, StoredTensor
+from engine.models.spec import ModelSpec
+from engine.parallel.group import TPGroup
+from engine.parallel.sharding import Split, features, rank_range
+from engine.quant.base import ParamSpec, QuantFormat, Stored, format_for, fuse
+
+_EMBEDDING = "model.embed_tokens.weight"
+_HEAD = "lm_head.weight"
+
+
+class Weights:
+    """One rank's layers, made from a checkpoint one at a time: each layer's stored tensors are dropped before
+    the next are read, so the peak is the loaded model and one layer.
+
+    Names are canonical, without ".weight". `native`: quantized weights may use the compiled CPU kernels.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, group: TPGroup, dtype: torch.dtype, device: torch.device, native: bool
+    ) -> None:
+        self.group = group
+        self.dtype = dtype
+        self.device = device
+        self._checkpoint = checkpoint
+        self._names = frozenset(checkpoint.names())
+        self._native = native
+        self._formats: dict[str, QuantFormat] = {}
+
+    def vector(self, name: str) -> Tensor:
+        """A norm weight, whole on every rank."""
+        return self._checkpoint.load(f"{name}.weight").data.to(self.device, self.dtype, copy=True)
+
+    def column(self, *names: str) -> ColumnLinear:
+        """Layers that share an input, side by side; each is cut by output features. Neighbours stored in one
+        format become one matrix."""
+        loaded = [(name, self._checkpoint.load(f"{name}.weight")) for name in names]
+        parts = []
+        for format_name, run in groupby(loaded, key=lambda item: item[1].format):
+            members = list(run)
+            fmt = self._format(format_name)
+            cuts = [self._cut(t, "column", name) for name, t in members]
+            stored = cuts[0] if len(cuts) == 1 else fuse(self._params(members[0][1]), cuts)
+            biases = [self._bias(name) for name, _ in members]
+            present = [b for b in biases if b is not None]
+            parts.append(Part(fmt, fmt.finish(stored), torch.cat(present) if present else None))
+        return ColumnLinear(parts)
+
+    def row(self, name: str) -> RowLinear:
+        """A layer cut by input features."""
+        tensor = self._checkpoint.load(f"{name}.weight")
+        fmt = self._format(tensor.format)
+        return RowLinear(Part(fmt, fmt.finish(self._cut(tensor, "row", name))), self.group)
+
+    def embedding(self) -> Embedding:
+        tensor = self._checkpoint.load(_EMBEDDING)
+        return Embedding(self._format(tensor.format), self._cut(tensor, "none", _EMBEDDING))
+
+    def head(self) -> Head:
+        """The output layer, or the embedding again where they are tied. Cut by vocabulary if that divides."""
+        tensor = self._checkpoint.load(_HEAD if _HEAD in self._names else _EMBEDDING)
+        split = self.group.size > 1 and tensor.shape[0] % self.group.size == 0
+        fmt = self._format(tensor.format)
+        stored = self._cut(tensor, "column" if split else "none", tensor.name)
+        return Head(Part(fmt, fmt.finish(stored)), self.group, split)
+
+    def _format(self, name: str) -> QuantFormat:
+        if name not in self._formats:
+            self._formats[name] = format_for(name, self.dtype, self._native)
+        return self._formats[name]
+
+    def _params(self, tensor: StoredTensor) -> Mapping[str, ParamSpec]:
+        out_features, in_features = tensor.shape
+        return self._format(tensor.format).params(in_features, out_features)
+
+    def _cut(self, tensor: StoredTensor, split: Split, what: str) -> Stored:
+        """This rank's share of a matrix, on the device. A format's one stored tensor is the checkpoint's data."""
+        specs = self._params(tensor)
+        start, length = 0, 0
+        if split != "none":
+            start, length = rank_range(tensor.shape[1 if split == "row" else 0], self.group.rank, self.group.size, what)
+        return {name: features(tensor.data, spec, split, start, length).to(self.device) for name, spec in specs.items()}
+
+    def _bias(self, name: str) -> Tensor | None:
+        if f"{name}.bias" not in self._names:
+            return None
+        bias = self._checkpoint.load(f"{name}.bias").data
+        start, length = rank_range(bias.shape[0], self.group.rank, self.group.size, f"{name}.bias")
+        return bias[start : start + length].to(self.device, self.dtype, copy=True)
+
+
+def check_heads(spec: ModelSpec, ranks: int) -> None:
+    """Attention is cut by whole heads. Raises ConfigError naming the heads that do not divide."""
+    for what, count in (("attention heads", spec.num_heads), ("KV heads", spec.num_kv_heads)):
+        if count % ranks:
+            raise ConfigError(
+                f"tensor_parallel_size {ranks} does not divide the model's {count} {what}; "
+                f"possible: {', '.join(str(n) for n in range(1, count + 1) if _divides(spec, n))}"
+            )
+
+
+def load_model(
+    checkpoint: Checkpoint,
+    weights: Weights,
+    kernels: Kernels,
+    attention: type[AttentionBackend],
+    block_size: int,
+    max_model_len: int,
+) -> Model:
+    """Read every weight and build the rank's model. Raises ModelFileError or ConfigError."""
+    check_heads(checkpoint.spec, weights.group.size)
+    cls = MODELS.get(checkpoint.spec.architecture)
+    return cls(checkpoint.spec, weights, kernels, attention, block_size, max_model_len)
+
+
+def _divides(spec: ModelSpec, ranks: int) -> bool:
+    return spec.num_heads % ranks == 0 and spec.num_kv_heads % ranks == 0

@@ -1,0 +1,109 @@
+"""One step on one rank: a plan becomes tensors becomes tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from engine.kv.storage import KVStorage
+from engine.models import Model
+from engine.runner.batch import ForwardBatch, build_batch
+from engine.runner.sampler import Sampler
+from engine.spec.base import Proposer
+from engine.types import NewSequence, SeqSlice, SliceResult, StepPlan, StepResult, TokenLogprob
+
+_LOGIT_ROWS = 64
+"""Prompt logprobs are made this many rows at a time: a row of logits is vocab_size floats."""
+
+
+class Runner:
+    """Runs plans in order. Remembers of a sequence only what its NewSequence said, from `new` to `finished`."""
+
+    def __init__(
+        self,
+        model: Model,
+        storage: KVStorage,
+        sampler: Sampler,
+        proposer: Proposer,
+        block_size: int,
+        device: torch.device,
+    ) -> None:
+        self._model = model
+        self._storage = storage
+        self._sampler = sampler
+        self._proposer = proposer
+        self._block_size = block_size
+        self._device = device
+        self._known: dict[int, NewSequence] = {}
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """Results align with plan.slices."""
+        self._register(plan)
+        if not plan.slices:
+            return StepResult(plan.step_id, ())
+        batch = build_batch(plan.slices, self._block_size, self._device)
+        hidden = self._model.forward(batch, self._storage.layers)
+        ends = _ends(plan.slices)
+        prompt_logprobs = {
+            i: self._prompt_logprobs(s, hidden[end - len(s.token_ids) : end])
+            for i, (s, end) in enumerate(zip(plan.slices, ends, strict=True))
+            if self._known[s.seq_id].sampling.prompt_logprobs is not None
+        }
+        sampled = self._sample(plan.slices, ends, hidden, batch)
+        results = []
+        for i, s in enumerate(plan.slices):
+            token, logprob = sampled.get(s.seq_id, (None, None))
+            results.append(
+                SliceResult(
+                    token_ids=() if token is None else (token,),
+                    logprobs=() if logprob is None else (logprob,),
+                    prompt_logprobs=tuple(prompt_logprobs.get(i, ())),
+                )
+            )
+        return StepResult(plan.step_id, tuple(results))
+
+    def _register(self, plan: StepPlan) -> None:
+        self._sampler.forget(plan.finished)
+        self._proposer.forget(plan.finished)
+        for seq_id in plan.finished:
+            self._known.pop(seq_id, None)
+        for new in plan.new:
+            self._known[new.seq_id] = new
+            self._sampler.add(new)
+
+    def _sample(
+        self, slices: Seq[SeqSlice], ends: Seq[int], hidden: Tensor, batch: ForwardBatch
+    ) -> dict[int, tuple[int, TokenLogprob | None]]:
+        """The next token of every sampling slice, by seq_id."""
+        chosen = [(s, end - 1) for s, end in zip(slices, ends, strict=True) if s.sample]
+        if not chosen:
+            return {}
+        if len(chosen) < hidden.shape[0]:
+            hidden = hidden[torch.tensor([row for _, row in chosen], device=self._device)]
+        ids = [s.seq_id for s, _ in chosen]
+        positions = [s.start + len(s.token_ids) for s, _ in chosen]
+        return dict(zip(ids, self._sampler.sample(ids, positions, self._model.logits(hidden)), strict=True))
+
+    def _prompt_logprobs(self, s: SeqSlice, hidden: Tensor) -> list[TokenLogprob]:
+        """Of the prompt tokens that follow the slice's rows."""
+        known = self._known[s.seq_id]
+        targets = known.prompt[s.start + 1 : s.start + 1 + len(s.token_ids)]
+        k = known.sampling.prompt_logprobs or 0
+        found: list[TokenLogprob] = []
+        for at in range(0, len(targets), _LOGIT_ROWS):
+            part = targets[at : at + _LOGIT_ROWS]
+            logits = self._model.logits(hidden[at : at + len(part)])
+            found += self._sampler.prompt_logprobs(logits, part, k)
+        return found
+
+
+def _ends(slices: Seq[SeqSlice]) -> list[int]:
+    """One past each slice's last row."""
+    ends, row = [], 0
+    for s in slices:
+        row += len(s.token_ids)
+        ends.append(row)
+    return ends

@@ -1,0 +1,198 @@
+"""Logits become tokens: the order of the edits, who is greedy, and each sequence's own history."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.errors import EngineError
+from engine.runner.draw import DrawRows, draw_ranked, draw_unranked
+from engine.runner.logprobs import token_logprobs
+from engine.runner.penalties import Ids, Penalised, TokenHistory, add_bias, ban, has_penalties, penalise, valid_ids
+from engine.runner.random import uniform
+from engine.runner.rows import row_argmax, take_rows
+from engine.types import NewSequence, SamplingParams, TokenLogprob
+
+GREEDY_BELOW = 1e-5  # temperatures so low are greedy: the draw could only differ between exact ties
+_MAX_BIAS = 1e30  # keeps a biased logit finite whatever the request says
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What add() works out once per sequence. Only `history` changes."""
+
+    params: SamplingParams
+    seed: int
+    num_prompt: int
+    greedy: bool
+    top_k: int  # 0: off
+    bias_ids: Ids
+    bias: npt.NDArray[np.float32]
+    banned: Ids  # while the output is shorter than min_tokens
+    history: TokenHistory | None  # None: no penalty needs it
+
+    @property
+    def ranked(self) -> bool:
+        return self.top_k > 0 or self.params.top_p < 1.0 or self.params.min_p > 0.0
+
+
+class Sampler:
+    """Chooses the next token of each row, all rows at once. Not thread-safe.
+
+    A row goes through: logit_bias; the min_tokens ban (eos ids and stop_token_ids impossible while fewer than
+    min_tokens output tokens exist); repetition penalty (prompt and output); presence and frequency penalties
+    (output); then the most likely token if greedy (temperature < 1e-5, top_k 1 or top_p <= 0), lowest id
+    among equals; else temperature, top_k, top_p, min_p and one draw from (seed, position). Logprobs are those
+    of the logits as they came. A token depends on its own row, parameters, seed and position alone.
+    """
+
+    def __init__(self, vocab_size: int, eos_ids: frozenset[int], device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._eos_ids = eos_ids
+        self._device = device
+        self._states: dict[int, _State] = {}
+
+    def add(self, new: NewSequence) -> None:
+        """Register a sequence, before its first sample(). Adding a known id starts it afresh.
+
+        Ids in logit_bias and stop_token_ids outside the vocabulary are ignored: refusing them is up to
+        whoever validates the request.
+        """
+        p = new.sampling
+        bias = {i: b for i, b in p.logit_bias if 0 <= i < self._vocab_size}
+        # A banned token outside the min_tokens window costs nothing, so the set is worked out only if needed.
+        banned = self._eos_ids | p.stop_token_ids if p.min_tokens > 0 else frozenset()
+        counts_prompt = p.repetition_penalty != 1.0
+        self._states[new.seq_id] = _State(
+            params=p,
+            seed=new.seed,
+            num_prompt=len(new.prompt),
+            greedy=p.temperature < GREEDY_BELOW or p.top_k == 1 or p.top_p <= 0.0,
+            top_k=p.top_k if 0 < p.top_k < self._vocab_size else 0,
+            bias_ids=np.fromiter(bias, np.int64, len(bias)),
+            bias=np.clip(np.fromiter(bias.values(), np.float64, len(bias)), -_MAX_BIAS, _MAX_BIAS).astype(np.float32),
+            banned=valid_ids(banned, self._vocab_size),
+            history=TokenHistory(new.prompt if counts_prompt else (), self._vocab_size) if has_penalties(p) else None,
+        )
+
+    def forget(self, seq_ids: Seq[int]) -> None:
+        """Drop sequences; unknown ids are ignored."""
+        for seq_id in seq_ids:
+            self._states.pop(seq_id, None)
+
+    def sample(self, seq_ids: Seq[int], positions: Seq[int], logits: Tensor) -> list[tuple[int, TokenLogprob | None]]:
+        """The next token of each row of logits [R, vocab] (fp32, contiguous; may be overwritten).
+
+        positions[i] is the absolute index of the token to choose: len(prompt) for the first output token.
+        Sampling a position again (a step run twice) forgets the output from there on. A sequence with
+        penalties may be in a call only once, since its second row depends on the first. Raises EngineError,
+        naming the sequence, for logits with NaN or infinity and for a position whose history is unknown.
+        """
+        if not seq_ids:
+            return []
+        assert logits.shape == (len(seq_ids), self._vocab_size), (logits.shape, len(seq_ids), self._vocab_size)
+        states = [self._states[s] for s in seq_ids]
+        for seq_id, state, position in zip(seq_ids, states, positions, strict=True):
+            _rewind(seq_id, state, position)
+        peaks, best = row_argmax(logits)
+        _check_finite(seq_ids, peaks)
+
+        scored = [i for i, s in enumerate(states) if s.params.logprobs is not None]
+        raw = logits[scored] if scored else None  # a copy, before the edits
+        dead = self._edit(states, positions, logits, peaks, best)
+        tokens = self._choose(states, positions, logits, peaks, best, dead)
+        for state, token in zip(states, tokens, strict=True):
+            if state.history is not None:
+                state.history.append(token)
+
+        result: list[tuple[int, TokenLogprob | None]] = [(t, None) for t in tokens]
+        if raw is not None:
+            ks = [states[i].params.logprobs or 0 for i in scored]
+            for i, entry in zip(scored, token_logprobs(raw, [tokens[i] for i in scored], ks), strict=True):
+                result[i] = (tokens[i], entry)
+        return result
+
+    def prompt_logprobs(self, logits: Tensor, targets: Seq[int], k: int) -> list[TokenLogprob]:
+        """Logprob of targets[i] under row i of logits [r, vocab], with its k best alternatives."""
+        return token_logprobs(logits, targets, [k] * len(targets))
+
+    def _edit(self, states: Seq[_State], positions: Seq[int], logits: Tensor, peaks: Tensor, best: Tensor) -> set[int]:
+        """Bias, ban and penalise in place, and bring peaks and best of the edited rows up to date.
+
+        Returns the rows in which nothing is possible any more; they keep the best token of the raw logits.
+        """
+        biased = [(i, s.bias_ids, s.bias) for i, s in enumerate(states) if len(s.bias_ids)]
+        banned = [
+            (i, s.banned)
+            for i, (s, p) in enumerate(zip(states, positions, strict=True))
+            if len(s.banned) and p - s.num_prompt < s.params.min_tokens
+        ]
+        penalised = [
+            Penalised(i, s.params, s.history) for i, s in enumerate(states) if s.history and len(s.history.ids)
+        ]
+        if biased:
+            add_bias(logits, biased)
+        if banned:
+            ban(logits, banned)
+        if penalised:
+            penalise(logits, penalised)
+        edited = sorted({i for i, *_ in biased} | {i for i, _ in banned} | {r.row for r in penalised})
+        if not edited:
+            return set()
+        rows = torch.tensor(edited, device=logits.device)
+        new_peaks, new_best = row_argmax(take_rows(logits, rows))
+        alive = torch.isfinite(new_peaks)
+        peaks[rows[alive]], best[rows[alive]] = new_peaks[alive], new_best[alive]
+        return set(rows[~alive].tolist())
+
+    def _choose(
+        self, states: Seq[_State], positions: Seq[int], logits: Tensor, peaks: Tensor, best: Tensor, dead: set[int]
+    ) -> list[int]:
+        drawn = [i for i, s in enumerate(states) if not s.greedy and i not in dead]
+        if drawn:
+            u = uniform([states[i].seed for i in drawn], [positions[i] for i in drawn])
+            for draw, ranked in ((draw_ranked, True), (draw_unranked, False)):
+                at = [j for j, i in enumerate(drawn) if states[i].ranked is ranked]
+                if at:
+                    rows = torch.tensor([drawn[j] for j in at], device=logits.device)
+                    filters = self._filters([states[drawn[j]] for j in at], u[at])
+                    best[rows] = draw(take_rows(logits, rows), peaks[rows], filters)
+        tokens: list[int] = best.tolist()
+        return tokens
+
+    def _filters(self, states: Seq[_State], u: npt.NDArray[np.float64]) -> DrawRows:
+        def put(values: list[float], dtype: npt.DTypeLike) -> Tensor:
+            return torch.from_numpy(np.array(values, dtype)).to(self._device)
+
+        return DrawRows(
+            temperature=put([s.params.temperature for s in states], np.float32),
+            top_k=put([s.top_k for s in states], np.int64),
+            top_p=put([s.params.top_p for s in states], np.float64),
+            # The best token's weight is 1 whatever happens, so that a larger min_p means the best alone.
+            min_p=put([min(s.params.min_p, 1.0) for s in states], np.float32),
+            u=torch.from_numpy(u).to(self._device),
+        )
+
+
+def _rewind(seq_id: int, state: _State, position: int) -> None:
+    if state.history is None:
+        return
+    num_output = position - state.num_prompt
+    state.history.rewind(num_output)
+    if num_output != len(state.history.output):
+        raise EngineError(
+            f"sequence {seq_id}: asked to sample position {position}, but only the output up to position "
+            f"{state.num_prompt + len(state.history.output)} is known, and its penalties need all of it"
+        )
+
+
+def _check_finite(seq_ids: Seq[int], peaks: Tensor) -> None:
+    """A row's peak is NaN if any logit is, and minus infinity only if all are."""
+    bad = (~torch.isfinite(peaks)).nonzero()[:, 0].tolist()
+    if bad:
+        raise EngineError(f"the model gave logits without a finite maximum for sequence {seq_ids[bad[0]]}")
