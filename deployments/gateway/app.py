@@ -1,0 +1,131 @@
+"""create_app(): the OpenAI API as an ASGI app over a Backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import orjson
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from deployments.gateway.auth import ApiKeys
+from deployments.gateway.backend import Backend, ServedModel
+from deployments.gateway.chat import ChatForm
+from deployments.gateway.completions import CompletionForm
+from deployments.gateway.config import GatewayConfig
+from deployments.gateway.edge import Edge, send_json
+from deployments.gateway.errors import ApiError, method_not_allowed, model_not_found, unsupported, url_not_found
+from deployments.gateway.generation import Gate, GenerationEndpoint
+from deployments.gateway.protocol import EmbeddingsBody, parse
+from deployments.gateway.request_log import RequestLog
+from deployments.gateway.requests import Caller, chat_job, completion_job, find_model, tokenize
+
+
+def create_app(
+    config: GatewayConfig, backend: Backend, on_finished: Callable[[RequestLog], None] | None = None
+) -> FastAPI:
+    """`backend` is used from the event loop that serves the app. `on_finished` must not block. Raises ValueError
+    when an API key is unusable."""
+    gate = Gate(config, ApiKeys(config.api_keys), backend)
+    info = _Info(gate)
+    routes: list[BaseRoute] = [
+        Route("/v1/chat/completions", GenerationEndpoint(gate, chat_job, ChatForm()), methods=["POST"]),
+        Route("/v1/completions", GenerationEndpoint(gate, completion_job, CompletionForm()), methods=["POST"]),
+        Route("/v1/embeddings", _JsonEndpoint(gate, _no_embeddings), methods=["POST"]),
+        Route("/tokenize", _JsonEndpoint(gate, tokenize), methods=["POST"]),
+        Route("/v1/models", info.models, methods=["GET"]),
+        Route("/v1/models/{model_id:path}", info.model, methods=["GET"]),
+        Route("/health", info.ready, methods=["GET"]),
+        Route("/health/ready", info.ready, methods=["GET"]),
+        Route("/health/live", info.live, methods=["GET"]),
+        Route("/metrics", info.metrics, methods=["GET"]),
+    ]
+    return FastAPI(
+        title="Sluicegate",
+        routes=routes,
+        openapi_url=None,
+        redirect_slashes=False,
+        middleware=[Middleware(Edge, on_finished=on_finished)],
+        exception_handlers={HTTPException: _unrouted},
+    )
+
+
+class _JsonEndpoint:
+    """An ASGI app that answers a JSON body with JSON."""
+
+    def __init__(self, gate: Gate, use: Callable[[dict[str, Any], Caller], Any]) -> None:
+        self._gate = gate
+        self._use = use
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = await self._gate.read(scope, receive, self._use)
+        await send_json(send, 200, orjson.dumps(answer))
+
+
+class _Info:
+    """Everything that is asked with GET. Health needs no key: load balancers have none."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def models(self, request: Request) -> Response:
+        caller = self._gate.admit(request.scope)
+        return _json({"object": "list", "data": [_model(m) for m in caller.models.values()]})
+
+    async def model(self, request: Request) -> Response:
+        caller = self._gate.admit(request.scope)
+        model_id = request.path_params["model_id"]
+        if model_id not in caller.models:
+            raise model_not_found(model_id)
+        return _json(_model(caller.models[model_id]))
+
+    async def live(self, _: Request) -> Response:
+        return _json({"status": "live"})
+
+    async def ready(self, _: Request) -> Response:
+        ready = await self._gate.backend.ready()
+        return _json({"status": "ready" if ready else "not ready"}, 200 if ready else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        self._gate.admit(request.scope)
+        text = await self._gate.backend.metrics()
+        if text is None:
+            raise url_not_found("GET", "/metrics")
+        return Response(text, media_type="text/plain; version=0.0.4")
+
+
+def _model(model: ServedModel) -> dict[str, Any]:
+    return {
+        "id": model.id,
+        "object": "model",
+        "created": model.created,
+        "owned_by": model.owned_by,
+        "max_model_len": model.max_model_len or None,
+    }
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status, media_type="application/json")
+
+
+def _no_embeddings(fields: dict[str, Any], caller: Caller) -> NoReturn:
+    body = parse(EmbeddingsBody, fields, "ignore")
+    model = find_model(caller.models, body.model)
+    raise unsupported("model", f"The model `{model.id}` does not support embeddings.", "unsupported_value")
+
+
+async def _unrouted(request: Request, error: Exception) -> NoReturn:
+    """Paths and methods that match no route. Edge answers what is raised here."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        allow = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+        raise method_not_allowed(request.method, request.url.path, allow)
+    if error.status_code == 404:
+        raise url_not_found(request.method, request.url.path)
+    raise ApiError(error.status_code, str(error.detail))

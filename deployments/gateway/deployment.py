@@ -1,0 +1,58 @@
+"""The gateway as a Serve ingress: builds the ASGI app over the handles it was bound with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ray.serve.handle import DeploymentHandle
+
+from deployments.config import ModelConfig
+from deployments.gateway.app import create_app
+from deployments.gateway.backend import ServedModel
+from deployments.gateway.config import GatewayConfig
+from deployments.gateway.request_log import RequestLog
+from deployments.gateway.serve_backend import ServeBackend
+from deployments.telemetry import GatewayTelemetry
+from engine.models.locate import resolve
+from engine.text import load_text
+
+requests_log = logging.getLogger("sluicegate.requests")
+
+
+class Gateway:
+    """Knows models, keys and the OpenAI API; holds no model."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        models: Sequence[ModelConfig],
+        router: DeploymentHandle[Any],
+        pools: Mapping[str, DeploymentHandle[Any]],
+    ) -> None:
+        self._config = config
+        self._models = models
+        self._router = router
+        self._pools = pools
+        self._telemetry = GatewayTelemetry()
+
+    async def __serve_build_asgi_app__(self) -> Any:
+        created = int(time.time())
+        texts = await asyncio.gather(
+            *(asyncio.to_thread(load_text, str(resolve(m.engine.model)), m.engine.tokenizer) for m in self._models)
+        )
+        served = {
+            m.name: ServedModel(m.name, created, "sluicegate", m.engine.max_model_len or 0, text)
+            for m, text in zip(self._models, texts, strict=True)
+        }
+        backend = ServeBackend(served, self._router, self._pools)
+        return create_app(self._config, backend, self._finished)
+
+    def _finished(self, record: RequestLog) -> None:
+        self._telemetry.finished(record)
+        requests_log.info(json.dumps(asdict(record), separators=(",", ":")))

@@ -1,0 +1,127 @@
+"""The bodies of the generation endpoints: which fields there are, of which types, in which ranges.
+
+Only what can be said without the model is checked here. Fields whose shapes vary (prompt, messages, tools, stop,
+response_format, ...) come through as they are and are read in prompts.py, messages.py and options.py. A null is the
+same as an absent field. Fields we accept and ignore are hints (user, store, ...): ignoring them changes no answer.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from deployments.gateway.errors import clip, invalid
+from deployments.gateway.wire_errors import from_pydantic, missing
+
+_INT64 = 2**63
+_MetadataKey = Annotated[str, Field(max_length=64)]
+_MetadataValue = Annotated[str, Field(max_length=512)]
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class GenerationBody(BaseModel):
+    """What chat and completions have in common, then the extensions that other servers made customary."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = None
+    seed: Annotated[int, Field(ge=-_INT64, le=_INT64 - 1)] | None = None
+    stop: Any = None
+    user: str | None = None
+
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=128)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    cache_salt: Annotated[str, Field(max_length=1024)] | None = None
+    priority: Annotated[int, Field(ge=0, le=1000)] | None = None
+
+
+class ChatBody(GenerationBody):
+    messages: Any = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    response_format: Any = None
+    modalities: list[str] | None = None
+    metadata: Annotated[dict[_MetadataKey, _MetadataValue], Field(max_length=16)] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    store: bool | None = None
+    safety_identifier: Annotated[str, Field(max_length=64)] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prediction: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    audio: Any = None
+    web_search_options: Any = None
+    functions: Any = None
+    function_call: Any = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class CompletionBody(GenerationBody):
+    prompt: Any = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Field(ge=0, le=20)] | None = None
+    suffix: str | None = None
+
+
+class TokenizeBody(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    model: str
+    prompt: str | None = None
+    messages: Any = None
+    tools: Any = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class EmbeddingsBody(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    model: str
+
+
+B = TypeVar("B", bound=BaseModel)
+
+
+def parse(kind: type[B], body: dict[str, Any], unknown_fields: Literal["ignore", "reject"]) -> B:
+    """`body` as a `kind`. Raises ApiError 400 that names the first offending parameter."""
+    if unknown_fields == "reject" and (extra := sorted(body.keys() - kind.model_fields.keys())):
+        name = clip(extra[0])
+        raise invalid(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
+    if body.get("model", "") is None:
+        raise missing("model")
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise from_pydantic(error) from None

@@ -1,0 +1,87 @@
+"""One record per finished HTTP request, and the notes it is made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.types import Timings
+
+CLIENT_GONE = 499  # the status in logs and metrics of an answer nobody waited for
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLog:
+    """What became of one HTTP request. Times in seconds. `model` is None unless it is one that is served, so that
+    it is safe as a metric label. `status` is what was sent, 499 when the client left early; a stream that broke
+    after its 200 has `error`. `ttft_s` counts from the request's arrival to the first delta, and `parts_s` splits that
+    time; `queue_s`, `prefill_s` and `decode_s` are the engine's own, of the slowest choice."""
+
+    request_id: str
+    method: str
+    path: str
+    status: int
+    tenant: str | None
+    model: str | None
+    stream: bool
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    finish_reasons: tuple[str, ...]
+    error: str | None
+    queue_s: float | None
+    prefill_s: float | None
+    decode_s: float | None
+    ttft_s: float | None
+    total_s: float
+    parts_s: dict[str, float]
+
+
+@dataclass(slots=True)
+class Trace:
+    """Notes on a request in progress. Owned by Edge, which makes it and logs it; the endpoint fills it in."""
+
+    request_id: str
+    method: str
+    path: str
+    started_s: float
+    marked_s: float
+    status: int = 0
+    tenant: str | None = None
+    model: str | None = None
+    stream: bool = False
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    finish_reasons: tuple[str, ...] = ()
+    error: str | None = None
+    timings: Timings | None = None
+    ttft_s: float | None = None
+    parts_s: dict[str, float] = field(default_factory=dict)
+
+    def mark(self, part: str, now_s: float) -> None:
+        """The time since the last mark was spent on `part`."""
+        self.parts_s[part] = now_s - self.marked_s
+        self.marked_s = now_s
+
+    def record(self, now_s: float) -> RequestLog:
+        timings = self.timings
+        return RequestLog(
+            request_id=self.request_id,
+            method=self.method,
+            path=self.path,
+            status=self.status,
+            tenant=self.tenant,
+            model=self.model,
+            stream=self.stream,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            completion_tokens=self.completion_tokens,
+            finish_reasons=self.finish_reasons,
+            error=self.error,
+            queue_s=None if timings is None else timings.queue_s,
+            prefill_s=None if timings is None else timings.prefill_s,
+            decode_s=None if timings is None else timings.decode_s,
+            ttft_s=self.ttft_s,
+            total_s=now_s - self.started_s,
+            parts_s=self.parts_s,
+        )
