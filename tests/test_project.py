@@ -1,0 +1,152 @@
+"""The project keeps its own promises: documents, config files and the direction of imports."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from deployments.cli.main import main, parser
+from deployments.serve_file import BUILDER, ServeFile
+
+ROOT = Path(__file__).parents[1]
+CONFIGS = sorted((ROOT / "cluster_configs").glob("*.yaml"))
+DOCUMENTS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md"]
+ENGINE_MAY_IMPORT = {"torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "gguf", "jinja2"}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module a file imports, inside functions too; not what is under TYPE_CHECKING only."""
+    tree = ast.parse(path.read_text())
+    skipped = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for child in node.body
+        for inner in ast.walk(child)
+    }
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module or ""
+
+
+def files(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", files("engine"), ids=relative)
+def test_engine_is_a_library_of_its_own(path: Path) -> None:
+    allowed = ENGINE_MAY_IMPORT | {"engine"} | set(sys.stdlib_module_names)
+    if relative(path) == "engine/executor/ray_ranks.py":
+        allowed |= {"ray"}
+    assert {name.split(".")[0] for name in imports(path)} <= allowed
+
+
+def test_scheduling_and_block_accounting_know_no_tensors() -> None:
+    modules = [
+        relative(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for package in ("engine/scheduler", "engine/kv")
+        for path in files(package)
+        if relative(path) != "engine/kv/storage.py"
+    ]
+    code = f"import sys, importlib; [importlib.import_module(m) for m in {modules}]; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_the_nouns_stand_at_the_bottom() -> None:
+    allowed = {
+        "engine/types.py": set[str](),
+        "engine/errors.py": set(),
+        "engine/registry.py": set(),
+        "engine/config.py": {"engine.errors"},
+    }
+    for name, modules in allowed.items():
+        assert {m for m in imports(ROOT / name) if m.split(".")[0] == "engine"} <= modules, name
+
+
+@pytest.mark.parametrize("path", files("autoscaling"), ids=relative)
+def test_autoscaling_knows_only_the_engines_nouns(path: Path) -> None:
+    ours = {name for name in imports(path) if name.split(".")[0] in ("engine", "deployments", "load_tests")}
+    assert ours <= {"engine.types", "engine.registry"}
+    if path.name != "serve_adapter.py":
+        assert "ray" not in {name.split(".")[0] for name in imports(path)}
+
+
+def test_no_module_reaches_up() -> None:
+    above = {"engine": {"deployments", "autoscaling", "load_tests"}, "load_tests": {"deployments", "autoscaling"}}
+    for package, forbidden in above.items():
+        for path in files(package):
+            assert not forbidden & {name.split(".")[0] for name in imports(path)}, relative(path)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=relative)
+def test_every_config_is_valid(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(path)]) == 0, capsys.readouterr().out
+    file = ServeFile.load(str(path))
+    assert file.host == "127.0.0.1"
+    assert file.raw["applications"][0]["import_path"] == BUILDER
+
+
+def test_the_console_script_resolves() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"sluice": "deployments.cli.main:main"}
+    (installed,) = (e for e in entry_points(group="console_scripts") if e.name == "sluice")
+    assert installed.load() is main
+
+
+def test_every_dependency_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pins = {
+        name.lower().replace("_", "-")
+        for name in re.findall(r"(?m)^([\w.-]+)==", (ROOT / "constraints.txt").read_text())
+    }
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    missing = {re.split(r"[\[>=<;! ]", need)[0].lower().replace("_", "-") for need in wanted} - pins
+    assert not missing
+
+
+def commands(path: Path) -> Iterator[str]:
+    """The shell lines of a document's code blocks, continuation lines joined."""
+    for block in re.findall(r"```bash\n(.*?)```", path.read_text(), re.DOTALL):
+        yield from (line.strip() for line in block.replace("\\\n", " ").splitlines() if line.strip())
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_documented_commands_exist(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = set(re.findall(r"(?m)^([a-z]+):", (ROOT / "Makefile").read_text()))
+    for line in commands(document):
+        words = shlex.split(line, comments=True)
+        while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+            words.pop(0)
+        if words[:1] == ["make"]:
+            assert {word for word in words[1:] if "=" not in word} <= targets, line
+        elif words and words[0].endswith("sluice"):
+            parser().parse_args(words[1:])
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_documented_paths_exist(document: Path) -> None:
+    text = document.read_text()
+    named = set(
+        re.findall(r"\b((?:engine|deployments|autoscaling|load_tests|cluster_configs|tests)/[\w./-]*\w/?)", text)
+    )
+    named |= {link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link}
+    assert not {name for name in named if not (ROOT / name).exists()}
