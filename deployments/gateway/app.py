@@ -33,7 +33,7 @@ def create_app(
     """`backend` is used from the event loop that serves the app. `on_finished` must not block. Raises ValueError
     when an API key is unusable."""
     gate = Gate(config, ApiKeys(config.api_keys), backend)
-    info = _Info(gate)
+    info = _Info(gate, config.public_metrics)
     routes: list[BaseRoute] = [
         Route("/v1/chat/completions", GenerationEndpoint(gate, chat_job, ChatForm()), methods=["POST"]),
         Route("/v1/completions", GenerationEndpoint(gate, completion_job, CompletionForm()), methods=["POST"]),
@@ -71,8 +71,9 @@ class _JsonEndpoint:
 class _Info:
     """Everything that is asked with GET. Health needs no key: load balancers have none."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, public_metrics: bool) -> None:
         self._gate = gate
+        self._public_metrics = public_metrics
 
     async def models(self, request: Request) -> Response:
         caller = self._gate.admit(request.scope)
@@ -93,7 +94,8 @@ class _Info:
         return _json({"status": "ready" if ready else "not ready"}, 200 if ready else 503)
 
     async def metrics(self, request: Request) -> Response:
-        self._gate.admit(request.scope)
+        if not self._public_metrics:
+            self._gate.admit(request.scope)
         text = await self._gate.backend.metrics()
         if text is None:
             raise url_not_found("GET", "/metrics")

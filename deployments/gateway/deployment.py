@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from prometheus_client.metrics_core import Metric
+from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.config import ModelConfig
@@ -39,7 +41,7 @@ class Gateway:
         self._models = models
         self._router = router
         self._pools = pools
-        self._telemetry = GatewayTelemetry()
+        self._telemetry = GatewayTelemetry(serve.get_replica_context().replica_id.unique_id)
 
     async def __serve_build_asgi_app__(self) -> Any:
         created = int(time.time())
@@ -47,11 +49,16 @@ class Gateway:
             *(asyncio.to_thread(load_text, str(resolve(m.engine.model)), m.engine.tokenizer) for m in self._models)
         )
         served = {
-            m.name: ServedModel(m.name, created, "sluicegate", m.engine.max_model_len or 0, text)
+            m.name: ServedModel(m.name, created, "sluicegate", 0, text)
             for m, text in zip(self._models, texts, strict=True)
         }
-        backend = ServeBackend(served, self._router, self._pools)
+        here = serve.get_replica_context()
+        gateways = serve.get_deployment_handle(here.deployment, app_name=here.app_name)
+        backend = ServeBackend(served, self._router, self._pools, gateways)
         return create_app(self._config, backend, self._finished)
+
+    async def metric_families(self) -> list[Metric]:
+        return self._telemetry.families()
 
     def _finished(self, record: RequestLog) -> None:
         self._telemetry.finished(record)

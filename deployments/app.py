@@ -1,0 +1,58 @@
+"""build(): the only place that binds the deployment graph.
+
+No `from __future__ import annotations` here: Serve validates `args:` against the builder's annotation only
+when that is a class, not a string.
+"""
+
+import re
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+
+from deployments.config import ModelConfig, ServeConfig
+from deployments.gateway.deployment import Gateway
+from deployments.replica import ModelReplica
+from deployments.router.router import ModelRouter
+from deployments.serve_flags import replica_env
+
+
+def build(config: ServeConfig) -> Application:
+    """Gateway -> ModelRouter (unary plan) -> one ModelReplica deployment per pool (one streaming hop)."""
+    pools = {model.name: _pool(model) for model in config.models}
+    router = _light(ModelRouter, num_replicas=1).bind({name: (name,) for name in pools})
+    gateway = _light(serve.ingress()(Gateway), num_replicas=config.gateway_replicas)
+    application: Application = gateway.bind(config.gateway, config.models, router, pools)
+    return application
+
+
+def _light(cls: Any, num_replicas: int) -> Any:
+    """A deployment that only awaits: many requests at once, hardly any CPU reserved."""
+    deployment: Any = serve.deployment(cls)
+    return deployment.options(
+        name=cls.__name__,
+        num_replicas=num_replicas,
+        max_ongoing_requests=10_000,
+        ray_actor_options={"num_cpus": 0.1},
+        health_check_period_s=1,
+        graceful_shutdown_timeout_s=600,
+        graceful_shutdown_wait_loop_s=0.2,
+    )
+
+
+def _pool(model: ModelConfig) -> Any:
+    slug = re.sub(r"[^A-Za-z0-9_.-]+", "-", model.name)
+    deployment: Any = serve.deployment(ModelReplica)
+    return deployment.options(
+        name=f"ModelReplica-{slug}",
+        num_replicas=model.replicas,
+        max_ongoing_requests=model.max_ongoing_requests,
+        ray_actor_options={
+            "num_cpus": model.num_cpus,
+            "num_gpus": model.gpus_per_replica,
+            "runtime_env": {"env_vars": replica_env()},
+        },
+        health_check_period_s=model.health_check_period_s,
+        graceful_shutdown_timeout_s=model.graceful_shutdown_timeout_s,
+        graceful_shutdown_wait_loop_s=0.2,
+    ).bind(model)

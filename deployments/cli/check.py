@@ -1,0 +1,27 @@
+"""`sluice check`: everything that is wrong with a config file, one line each."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    p = commands.add_parser("check", help="validate config files fully, unknown keys included")
+    p.add_argument("files", nargs="+", metavar="FILE")
+    p.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from deployments.serve_file import ConfigFileError, ServeFile
+
+    status = 0
+    for path in args.files:
+        try:
+            file = ServeFile.load(path)
+        except ConfigFileError as error:
+            print(*error.problems, sep="\n")
+            status = 1
+        else:
+            print(f"{path}: ok, models: {', '.join(model.name for model in file.config.models)}")
+    return status

@@ -1,0 +1,173 @@
+"""A private Ray and Serve on this machine: started for one `sluice serve`, gone with it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from deployments.cli import processes
+from deployments.serve_flags import serve_env
+
+_PREFIX = "sluice-"  # short: paths of unix sockets below it must stay under 107 bytes
+_OBJECT_STORE_BYTES = 100 * 2**20  # requests and tokens travel by gRPC, not through the object store
+_ERROR_EVENT_S = 1.0
+_END_GRACE_S = 3.0
+
+
+class StartError(Exception):
+    """The application did not come up. The message is one line for the user."""
+
+
+class LocalRay:
+    """Owns its processes and a directory below /tmp, which has the logs. Everything listens on loopback."""
+
+    def __init__(self, num_cpus: int) -> None:
+        """`num_cpus` is how much the actors may reserve together: a number for Ray's scheduler, no limit."""
+        self._num_cpus = num_cpus
+        self._dir: Path | None = None
+        self._apps: list[str] = []
+        self.metrics_port = free_port()
+
+    @property
+    def logs(self) -> str:
+        return f"{self._dir}/session_latest/logs/serve"
+
+    def start(self) -> None:
+        """Raises StartError."""
+        remove_stale()
+        self._dir = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir="/tmp"))
+        import ray
+
+        try:
+            ray.init(
+                address="local",
+                num_cpus=self._num_cpus,
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=str(self._dir),
+                _metrics_export_port=self.metrics_port,
+            )
+        except (RuntimeError, ValueError, OSError) as error:
+            raise StartError(f"Ray did not start: {next(iter(str(error).splitlines()), error)}") from None
+
+    def deploy(self, raw: Mapping[str, Any]) -> None:
+        """Hands `raw` to Serve the way `serve deploy` does; returns before the replicas are up."""
+        from ray import serve
+        from ray.serve.context import _get_global_client
+        from ray.serve.schema import ServeDeploySchema
+
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        config = ServeDeploySchema.model_validate(raw)
+        serve.start(
+            proxy_location=config.proxy_location,
+            http_options=config.http_options.model_dump(),
+            grpc_options=config.grpc_options.model_dump(),
+            logging_config=config.logging_config,
+            controller_options=config.controller_options,
+        )
+        self._apps = [app.name for app in config.applications]
+        client = _get_global_client()
+        assert client is not None  # serve.start() has just made it
+        client.deploy_apps(config)
+
+    def poll(self) -> str:
+        """One line on what is not up yet; empty when all is. Raises StartError when it never will be."""
+        from ray import serve
+
+        applications = serve.status().applications
+        waiting = []
+        for name in self._apps:
+            app = applications.get(name)
+            if app is None:
+                waiting.append(name)
+                continue
+            if app.status == "DEPLOY_FAILED":
+                messages = [d.message for d in app.deployments.values() if d.status == "DEPLOY_FAILED"]
+                raise StartError(_reason("\n".join(messages) or app.message))
+            if app.status != "RUNNING":
+                waiting += [n for n, d in app.deployments.items() if d.status != "HEALTHY"] or [name]
+        return ", ".join(waiting)
+
+    def alive(self) -> bool:
+        return any("raylet" in processes.command(pid) for pid in processes.descendants())
+
+    def stop(self, drain_s: float) -> None:
+        """Takes no new requests, lets running ones end for `drain_s`, then ends every process started here."""
+        import ray
+
+        try:
+            if drain_s > 0 and self._apps:
+                self._drain(drain_s)
+        finally:
+            ray.shutdown()
+            processes.end_all(_END_GRACE_S)
+            if self._dir is not None:
+                shutil.rmtree(self._dir, ignore_errors=True)
+
+    def _drain(self, drain_s: float) -> None:
+        from ray import serve
+        from ray.serve.context import _get_global_client
+
+        client = _get_global_client(raise_if_no_controller_running=False)
+        if client is None:
+            return
+        client.delete_apps(self._apps, blocking=False)
+        deadline = time.monotonic() + drain_s
+        while serve.status().applications:
+            if time.monotonic() > deadline:
+                # Engines first: the gateways then tell their clients so, instead of just hanging up.
+                replicas = [p for p in processes.descendants() if "ModelReplica" in processes.command(p)]
+                processes.send(replicas, signal.SIGKILL)
+                time.sleep(_ERROR_EVENT_S)
+                return
+            time.sleep(0.1)
+
+
+def set_environment() -> None:
+    """Must come before the first import of ray, which reads its switches then. What the user has set stays."""
+    for name, value in _environment().items():
+        os.environ.setdefault(name, value)
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def _environment() -> dict[str, str]:
+    return serve_env() | {
+        # Ray then takes the loopback address for this node, and none of its ports is reachable from outside.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        # A token of this run's own, instead of one written to the home directory.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        # A model that does not load now will not load at the third try either: say so at once.
+        "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",
+    }
+
+
+def remove_stale() -> None:
+    """Directories of runs that were killed before they could clean up."""
+    for path in Path("/tmp").glob(f"{_PREFIX}[0-9]*-*"):
+        if not Path(f"/proc/{path.name.split('-')[1]}").exists():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _reason(message: str) -> str:
+    """The last exception line of Serve's report, which is a traceback inside a traceback."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt|Exit)\b", line)]
+    return (errors or lines or ["the application failed to deploy"])[-1]

@@ -1,0 +1,229 @@
+"""`sluice serve`: the whole graph on this machine, in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import signal
+import socket
+import ssl
+import sys
+import time
+import urllib.error
+import urllib.request
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from deployments.cli.local_ray import LocalRay, StartError, remove_stale, set_environment
+from deployments.cli.supervise import supervised
+
+if TYPE_CHECKING:
+    from deployments.serve_file import ServeFile
+
+DRAIN_S = 30.0
+_SAY_EVERY_S = 5.0
+_FIRST_ANSWER_S = 300.0
+
+
+def add(commands: Any) -> None:
+    p = commands.add_parser(
+        "serve",
+        help="serve a model, or a config file, on this machine",
+        description="Serves MODEL, or what --config describes, until Ctrl-C.",
+    )
+    what = p.add_mutually_exclusive_group(required=True)
+    what.add_argument("model", nargs="?", metavar="MODEL", help="model directory, .gguf file or pkg://package/file")
+    what.add_argument("--config", metavar="FILE", help="a Serve config file, as for `serve deploy`")
+    p.add_argument("--port", type=int, help="HTTP port (default: the file's, or 8000)")
+    p.add_argument("--host", help="address to listen on (default: the file's, or 127.0.0.1)")
+    p.add_argument("--name", help="id under which clients ask for the model (default: the file's or directory's name)")
+    p.add_argument(
+        "--api-key", metavar="KEY", help="let in only clients with this key (default: the file's keys, or none)"
+    )
+    p.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="overrides",
+        metavar="KEY=VALUE",
+        help="change one setting by its dotted name, e.g. engine.max_num_seqs=8; repeatable",
+    )
+    p.set_defaults(run=run)
+
+
+class _Stop(BaseException):
+    """Raised in the main thread by the first signal."""
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        return supervised(lambda: _serve(args))
+    finally:
+        remove_stale()
+
+
+def _serve(args: argparse.Namespace) -> int:
+    set_environment()
+    from deployments.serve_file import ConfigFileError
+
+    try:
+        file = _load(args)
+        key = _first_key(file)
+        _need_port(file.host, file.port)
+    except ConfigFileError as error:
+        more = len(error.problems) - 1
+        hint = f" (and {more} more: sluice check {args.config})" if more and args.config else ""
+        return _refuse(error.problems[0] + hint, 2)
+    needed = sum(m.replicas * m.num_cpus for m in file.config.models) + 2
+    node = LocalRay(num_cpus=max(os.cpu_count() or 1, math.ceil(needed)))
+    ready = False
+    status = 0
+    try:
+        signal.signal(signal.SIGTERM, _stop)
+        _say("starting Ray and Serve")
+        node.start()
+        signal.signal(signal.SIGTERM, _stop)  # Ray has put its own handler there
+        node.deploy(file.raw)
+        _wait_running(node)
+        _wait_answer(file, key)
+        _announce(file, key, node)
+        ready = True
+        while node.alive():
+            time.sleep(1.0)
+        status = _refuse("Ray has died", 1)
+    except _Stop:
+        _say(f"stopping; running requests get {DRAIN_S:.0f} s, or Ctrl-C again" if ready else "stopping")
+        status = 0 if ready else 130
+    except StartError as error:
+        status = _refuse(str(error), 1)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        node.stop(DRAIN_S if ready and status == 0 else 0.0)
+    return status
+
+
+def _load(args: argparse.Namespace) -> ServeFile:
+    """Raises ConfigFileError."""
+    from deployments.serve_file import ServeFile
+
+    extra = []
+    if args.port is not None:
+        extra.append(f"http.port={args.port}")
+    if args.host is not None:
+        extra.append(f"http.host={json.dumps(args.host)}")
+    if args.config is None:
+        return ServeFile.for_model(
+            args.model, args.name, [args.api_key] if args.api_key else [], [*extra, *args.overrides]
+        )
+    if args.name is not None:
+        extra.append(f"name={json.dumps(args.name)}")
+    if args.api_key is not None:
+        extra.append(f"gateway.api_keys={json.dumps([args.api_key])}")
+    return ServeFile.load(args.config, [*extra, *args.overrides])
+
+
+def _first_key(file: ServeFile) -> str | None:
+    """A key that will be let in. Raises ConfigFileError for one the gateway would refuse to start with."""
+    from deployments.gateway.auth import ApiKeys
+    from deployments.serve_file import ConfigFileError
+
+    keys = file.config.gateway.api_keys
+    try:
+        ApiKeys(keys)
+    except ValueError as error:
+        raise ConfigFileError([f"gateway.api_keys: {error}"]) from None
+    return (os.environ[keys[0][4:]] if keys[0].startswith("env:") else keys[0]) if keys else None
+
+
+def _need_port(host: str, port: int) -> None:
+    """Raises ConfigFileError unless (host, port) can be listened on now."""
+    from deployments.serve_file import ConfigFileError
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind((host, port))
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            raise ConfigFileError([f"cannot listen on {host}:{port}: {why}"]) from None
+
+
+def _wait_running(node: LocalRay) -> None:
+    """Until Serve says that every replica is up. Raises StartError."""
+    began = said = time.monotonic()
+    while missing := node.poll():
+        if (now := time.monotonic()) - said >= _SAY_EVERY_S:
+            said = now
+            _say(f"loading, {now - began:.0f} s: waiting for {missing}")
+        if not node.alive():
+            raise StartError("Ray has died while starting")
+        time.sleep(0.2)
+
+
+def _wait_answer(file: ServeFile, key: str | None) -> None:
+    """Until the server says it is ready and has completed a first prompt of every model. Raises StartError."""
+    deadline = time.monotonic() + _FIRST_ANSWER_S
+    while True:
+        try:
+            _http(file, key, "/health/ready")
+            for model in file.config.models:
+                _http(file, key, "/v1/completions", {"model": model.name, "prompt": "Hello", "max_tokens": 1})
+            return
+        except urllib.error.HTTPError as error:
+            reason = f"{error.url} answers {error.code}: {error.read(500).decode(errors='replace')}"
+            if error.code < 500:
+                raise StartError(" ".join(reason.split())) from None
+        except OSError as error:
+            reason = str(error)
+        if time.monotonic() > deadline:
+            raise StartError(f"no answer after {_FIRST_ANSWER_S:.0f} s: {' '.join(reason.split())}")
+        time.sleep(0.1)
+
+
+def _http(file: ServeFile, key: str | None, path: str, body: dict[str, Any] | None = None) -> None:
+    request = urllib.request.Request(_url(file) + path, json.dumps(body).encode() if body else None)
+    request.add_header("Content-Type", "application/json")
+    if key:
+        request.add_header("Authorization", f"Bearer {key}")
+    context = ssl._create_unverified_context() if request.type == "https" else None  # our own server, just started
+    with urllib.request.urlopen(request, timeout=120, context=context) as answer:
+        answer.read()
+
+
+def _url(file: ServeFile) -> str:
+    http = file.raw.get("http_options", {})
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(file.host, file.host)
+    app = next(a for a in file.raw["applications"] if a.get("name", "default") == file.app_name)
+    prefix = (http.get("root_path") or "").rstrip("/") + (app.get("route_prefix") or "/").rstrip("/")
+    scheme = "https" if http.get("ssl_certfile") else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{file.port}{prefix}"
+
+
+def _announce(file: ServeFile, key: str | None, node: LocalRay) -> None:
+    url = _url(file)
+    names = [model.name for model in file.config.models]
+    body = {"model": names[0], "stream": True, "messages": [{"role": "user", "content": "Say hello."}]}
+    auth = f"-H 'Authorization: Bearer {key}' " if key else ""
+    _say(f"logs {node.logs}")
+    _say(f"all of Ray's metrics, ours among them: http://127.0.0.1:{node.metrics_port}/metrics")
+    print(f"ready {url} model={','.join(names)} key={key or 'none'} metrics={url}/metrics", flush=True)
+    print(
+        f"curl -N {url}/v1/chat/completions {auth}-H 'Content-Type: application/json' -d '{json.dumps(body)}'",
+        flush=True,
+    )
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    raise _Stop
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _refuse(text: str, status: int) -> int:
+    print(f"sluice serve: {text}", file=sys.stderr, flush=True)
+    return status

@@ -1,0 +1,65 @@
+"""The application's settings: what stands under `args:` in a Serve config file. Unknown keys are errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from deployments.gateway.config import GatewayConfig
+from engine.config import EngineConfig
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class ModelConfig(_Strict):
+    """One pool of equal replicas of one model.
+
+    `name` is the id clients send. `num_cpus` and `num_gpus` are what one replica reserves in Ray's scheduler, no
+    more: threads are `engine.num_threads`. `num_gpus` None becomes one GPU per tensor-parallel rank when the engine
+    runs on CUDA. `max_ongoing_requests` bounds the requests handed to one replica; the engine queues those it
+    cannot run yet. `graceful_shutdown_timeout_s` is the longest generation a leaving replica waits for.
+    """
+
+    name: str = Field(min_length=1, max_length=200, pattern=r"^\S+$")
+    replicas: int = Field(1, ge=1)
+    max_ongoing_requests: int = Field(1024, ge=1)
+    num_cpus: float = Field(1.0, ge=0)
+    num_gpus: float | None = Field(None, ge=0)
+    health_check_period_s: float = Field(1.0, gt=0)
+    graceful_shutdown_timeout_s: float = Field(600.0, ge=0)
+    engine: EngineConfig
+
+    @property
+    def gpus_per_replica(self) -> float:
+        """`num_gpus`, or what the engine's device implies. `auto` asks the machine this runs on."""
+        if self.num_gpus is not None:
+            return self.num_gpus
+        device = self.engine.device
+        on_gpu = device.startswith("cuda") or (device == "auto" and _has_gpu())
+        return float(self.engine.tensor_parallel_size) if on_gpu else 0.0
+
+
+class ServeConfig(_Strict):
+    """All of one application: `models` served side by side behind one gateway."""
+
+    models: tuple[ModelConfig, ...]
+    gateway: GatewayConfig = GatewayConfig()
+    gateway_replicas: int = Field(1, ge=1)
+
+    @model_validator(mode="after")
+    def _check_models(self) -> Self:
+        if not self.models:
+            raise ValueError("models must name at least one model")
+        names = [model.name for model in self.models]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"models must have different names; {twice[0]!r} is given twice")
+        return self
+
+
+def _has_gpu() -> bool:
+    # Not torch.cuda: the builder must not pay for torch, nor hold a CUDA context.
+    return any(Path("/dev").glob("nvidia[0-9]*"))

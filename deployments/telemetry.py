@@ -1,0 +1,76 @@
+"""What feeds the metrics: an engine's counters and samples, a gateway's answers."""
+
+from __future__ import annotations
+
+import asyncio
+
+from prometheus_client.metrics_core import Metric
+
+from deployments.gateway.request_log import RequestLog
+from deployments.metrics import ENGINE_METRICS, GATEWAY_METRICS, Metrics
+from engine.async_engine import AsyncEngine
+from engine.stats import FinishedRequest, Recorder
+from engine.types import EngineStats
+
+_EVERY_S = 0.2
+
+
+class EngineTelemetry:
+    """Publishes one replica's engine. All work happens here, off the step thread."""
+
+    def __init__(self, engine: AsyncEngine, model: str, replica: str) -> None:
+        self._engine = engine
+        self._model = model
+        self._metrics = Metrics(ENGINE_METRICS, replica)
+        self._seen = EngineStats()
+
+    async def run(self) -> None:
+        """Until cancelled. Keeps Ray's exporter current and the recorder short."""
+        while True:
+            self.publish()
+            await asyncio.sleep(_EVERY_S)
+
+    def families(self) -> list[Metric]:
+        """As of now."""
+        self.publish()
+        return self._metrics.families()
+
+    def publish(self) -> None:
+        now, seen, metrics, model = self._engine.stats(), self._seen, self._metrics, self._model
+        metrics.set("sluicegate_requests_running", now.running, model=model)
+        metrics.set("sluicegate_requests_waiting", now.waiting, model=model)
+        metrics.set("sluicegate_kv_usage", now.kv_usage, model=model)
+        metrics.set("sluicegate_pending_tokens", now.pending_tokens, model=model)
+        metrics.inc("sluicegate_prompt_tokens", now.prompt_tokens - seen.prompt_tokens, model=model)
+        metrics.inc("sluicegate_generated_tokens", now.generated_tokens - seen.generated_tokens, model=model)
+        metrics.inc("sluicegate_cached_tokens", now.cached_tokens - seen.cached_tokens, model=model)
+        metrics.inc("sluicegate_preemptions", now.num_preemptions - seen.num_preemptions, model=model)
+        self._seen = now
+        recorder = self._engine.engine.recorder
+        for sample in Recorder.drain(recorder.ttft_s):
+            metrics.observe("sluicegate_ttft_seconds", sample, model=model)
+        for sample in Recorder.drain(recorder.itl_s):
+            metrics.observe("sluicegate_itl_seconds", sample, model=model)
+        for request in recorder.drain_finished():
+            self._request(request)
+
+    def _request(self, request: FinishedRequest) -> None:
+        metrics, model, timings = self._metrics, self._model, request.timings
+        metrics.inc("sluicegate_requests", 1, model=model, finished_reason=request.reason.value)
+        metrics.observe("sluicegate_e2e_seconds", request.e2e_s, model=model)
+        metrics.observe("sluicegate_queue_seconds", timings.queue_s, model=model)
+        metrics.observe("sluicegate_prefill_seconds", timings.prefill_s, model=model)
+        metrics.observe("sluicegate_decode_seconds", timings.decode_s, model=model)
+
+
+class GatewayTelemetry:
+    """Counts every HTTP answer. Label values are bounded: unknown models count as "none"."""
+
+    def __init__(self, replica: str) -> None:
+        self._metrics = Metrics(GATEWAY_METRICS, replica)
+
+    def finished(self, record: RequestLog) -> None:
+        self._metrics.inc("sluicegate_http_requests", 1, model=record.model or "none", status=str(record.status))
+
+    def families(self) -> list[Metric]:
+        return self._metrics.families()

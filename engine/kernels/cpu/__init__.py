@@ -1,0 +1,17 @@
+"""Compiled CPU kernels (C++, AVX-512 where the machine has it) for float32 activations.
+
+`src/` is compiled at first use (`build`) and called through ctypes (`ops`), which releases the GIL. To add an
+op: one .cpp file with an extern "C" function, its checked wrapper in `ops`, its torch twin in
+`engine.kernels.reference`.
+"""
+
+from __future__ import annotations
+
+from engine.kernels.cpu.build import library
+
+__all__ = ["available"]
+
+
+def available() -> bool:
+    """Whether the compiled kernels run here. The first call may compile (seconds); a failure is logged once."""
+    return library() is not None

@@ -1,0 +1,173 @@
+// y = x W^T with W = d * code + m per group of 32 input features, codes of 4 or 8 bits.
+//
+// Activations become 16-bit integers per (row, group), so a group's dot product is exact in int32 (32 * 255 *
+// 32767 < 2^29) and only the sum over groups is rounded. A row's sum runs over groups in order whatever the
+// tile, the thread or the neighbours.
+//
+// Weights: [panel of 32 outputs][group] blocks, each
+//   codes  chunks of 64 bytes, two halves of 16 outputs each: 16-bit lane 2*j + h of a chunk holds, lowest bits
+//          first, output j's codes for k = h, 2 + h, ... of the chunk's features (8 of them at 4 bits, 4 at 8)
+//   d      32 scales, float or half
+//   m      32 minima likewise; absent when m == -center * d for one integer center
+#include "parallel.h"
+#include "simd.h"
+
+namespace sluice {
+namespace {
+
+constexpr int kGroup = 32;
+constexpr int kPanel = 32;
+constexpr int kRowBlock = 128;  // rows whose activations should stay in L2 while panels stream by
+constexpr int kSerialQuantize = 1 << 14;
+
+struct GroupScale {  // of one (row, group) of activations
+    float scale;
+    int32_t fold;  // of the sum of the integers: the float's bits, or times -center if the weight has one
+};
+
+struct Weight {
+    const uint8_t* data;
+    int64_t block_bytes;
+    int64_t groups;
+    int64_t out;
+    int32_t center;
+};
+
+void quantize_row(const float* x, const Weight& w, int16_t* q, GroupScale* scales) {
+    for (int64_t g = 0; g < w.groups; ++g, x += kGroup, q += kGroup) {
+        // The largest magnitude by its bits: infinity and NaN are larger than any number, so they reach the
+        // scale and poison the result as they should.
+#if SLUICE_AVX512
+        const __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
+        const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+        const float largest = float_of(_mm512_reduce_max_epu32(_mm512_max_epu32(
+            _mm512_and_si512(_mm512_castps_si512(a), magnitude), _mm512_and_si512(_mm512_castps_si512(b), magnitude))));
+#else
+        uint32_t bits = 0;
+        for (int i = 0; i < kGroup; ++i) bits = std::max(bits, bits_of(x[i]) & 0x7fffffffu);
+        const float largest = float_of(bits);
+#endif
+        const bool vanishes = largest < 1e-30f;  // 32767 / largest would overflow
+        const float inverse = vanishes ? 0.0f : 32767.0f / largest;
+        scales[g].scale = vanishes ? 0.0f : largest / 32767.0f;
+#if SLUICE_AVX512
+        const __m512i qa = _mm512_cvtps_epi32(_mm512_mul_ps(a, _mm512_set1_ps(inverse)));
+        const __m512i qb = _mm512_cvtps_epi32(_mm512_mul_ps(b, _mm512_set1_ps(inverse)));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), _mm512_cvtsepi32_epi16(qa));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + 16), _mm512_cvtsepi32_epi16(qb));
+        const int32_t sum = _mm512_reduce_add_epi32(_mm512_add_epi32(qa, qb));
+#else
+        int32_t sum = 0;
+        for (int i = 0; i < kGroup; ++i) {
+            const float r = __builtin_rintf(x[i] * inverse);
+            q[i] = static_cast<int16_t>(r >= -32768.0f && r <= 32767.0f ? r : -32768.0f);
+            sum += q[i];
+        }
+#endif
+        scales[g].fold = w.center ? -w.center * sum : static_cast<int32_t>(bits_of(static_cast<float>(sum)));
+    }
+}
+
+// R rows times one panel.
+template <int R, int Bits, class Scale, bool Centered>
+void tile(const Weight& w, const uint8_t* block, const int16_t* q, const GroupScale* scales, float* y, int columns) {
+    constexpr int kPairs = 16 / Bits;  // feature pairs in a chunk
+    constexpr int kChunks = kGroup / 2 / kPairs;
+    const int64_t features = w.groups * kGroup;
+    V total[R][2];
+    for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = zero();
+    for (int64_t g = 0; g < w.groups; ++g, block += w.block_bytes, q += kGroup, ++scales) {
+        I acc[R][2];
+        for (int r = 0; r < R; ++r)
+            acc[r][0] = acc[r][1] = splat_int(Centered ? scales[r * w.groups].fold : 0);
+        for (int c = 0; c < kChunks; ++c) {
+            const I chunk[2] = {load_int(block + c * 128), load_int(block + c * 128 + 64)};
+#pragma GCC unroll 4
+            for (int i = 0; i < kPairs; ++i) {
+                const I left = field<Bits>(chunk[0], i), right = field<Bits>(chunk[1], i);
+#pragma GCC unroll 16
+                for (int r = 0; r < R; ++r) {
+                    const auto pair = splat_pair(q + r * features + (c * kPairs + i) * 2);
+                    acc[r][0] = dot_add(acc[r][0], left, pair);
+                    acc[r][1] = dot_add(acc[r][1], right, pair);
+                }
+            }
+        }
+        const Scale* d = reinterpret_cast<const Scale*>(block + kChunks * 128);
+        for (int half = 0; half < 2; ++half) {
+            const V dv = load(d + half * kLanes);
+            const V mv = Centered ? zero() : load(d + kPanel + half * kLanes);
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r) {
+                const GroupScale& s = scales[r * w.groups];
+                V t = mul(dv, to_floats(acc[r][half]));
+                if (!Centered) t = fma(mv, splat(float_of(s.fold)), t);
+                total[r][half] = fma(splat(s.scale), t, total[r][half]);
+            }
+        }
+    }
+    for (int r = 0; r < R; ++r) {
+        store_first(y + r * w.out, total[r][0], columns);
+        if (columns > kLanes) store_first(y + r * w.out + kLanes, total[r][1], columns - kLanes);
+    }
+}
+
+template <int Bits, class Scale, bool Centered>
+void panel_rows(const Weight& w, int64_t panel, int64_t rows, const int16_t* q, const GroupScale* scales, float* y) {
+    const uint8_t* block = w.data + panel * w.groups * w.block_bytes;
+    const int columns = static_cast<int>(std::min<int64_t>(kPanel, w.out - panel * kPanel));
+    y += panel * kPanel;
+    int64_t r = 0;
+    const auto run = [&](auto tile_function, int n) {
+        for (; r + n <= rows; r += n)
+            tile_function(w, block, q + r * w.groups * kGroup, scales + r * w.groups, y + r * w.out, columns);
+    };
+    if constexpr (kMaxRows >= 6) run(tile<6, Bits, Scale, Centered>, 6);
+    if constexpr (kMaxRows >= 4) run(tile<4, Bits, Scale, Centered>, 4);
+    run(tile<2, Bits, Scale, Centered>, 2);
+    run(tile<1, Bits, Scale, Centered>, 1);
+}
+
+using PanelRows = decltype(&panel_rows<4, float, true>);
+
+PanelRows select(int bits, bool half, bool centered) {
+    if (bits == 4) {
+        if (half) return centered ? panel_rows<4, Half, true> : panel_rows<4, Half, false>;
+        return centered ? panel_rows<4, float, true> : panel_rows<4, float, false>;
+    }
+    if (half) return centered ? panel_rows<8, Half, true> : panel_rows<8, Half, false>;
+    return centered ? panel_rows<8, float, true> : panel_rows<8, float, false>;
+}
+
+}  // namespace
+}  // namespace sluice
+
+// x: rows of in_features floats, row_stride floats apart. y: [rows, out] dense. center 0: the blocks hold minima.
+extern "C" void sluice_packed_linear(const float* x, int64_t row_stride, int64_t rows, const uint8_t* data,
+                                     int64_t block_bytes, int64_t groups, int64_t out, int64_t bits, int64_t half,
+                                     int64_t center, float* y, int64_t threads) {
+    using namespace sluice;
+    thread_local Scratch codes_scratch, scales_scratch;
+    const int64_t features = groups * kGroup;
+    int16_t* q = codes_scratch.get<int16_t>(rows * features);
+    GroupScale* scales = scales_scratch.get<GroupScale>(rows * groups);
+    const Weight w{data, block_bytes, groups, out, static_cast<int32_t>(center)};
+    const PanelRows run = select(static_cast<int>(bits), half != 0, center != 0);
+
+    const int64_t panels = (out + kPanel - 1) / kPanel;
+    const int64_t row_blocks = (rows + kRowBlock - 1) / kRowBlock;
+    const int64_t items = panels * row_blocks;
+    if (rows * features * out < 1 << 17) threads = 1;
+
+    split(rows * features <= kSerialQuantize ? 1 : threads, rows, 4, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r)
+            quantize_row(x + r * row_stride, w, q + r * features, scales + r * groups);
+    });
+    split(threads, items, items / (threads * 4), [&](int64_t begin, int64_t end) {
+        for (int64_t item = begin; item < end; ++item) {
+            const int64_t row = item / panels * kRowBlock;
+            run(w, item % panels, std::min<int64_t>(kRowBlock, rows - row), q + row * features, scales + row * groups,
+                y + row * out);
+        }
+    });
+}

@@ -1,0 +1,57 @@
+// Loops over the worker threads, and memory for them.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+
+namespace sluice {
+
+// Calls job(context) on the caller and on up to threads - 1 workers; returns when all that began have ended.
+// It may run on the caller alone, so a job must take its share from a common counter until nothing is left.
+void run_on_workers(int threads, void (*job)(void*), void* context);
+
+// Calls body(begin, end) for ranges of at most `chunk` that cover [0, count), each on one thread.
+template <class Body>
+inline void split(int threads, int64_t count, int64_t chunk, const Body& body) {
+    chunk = std::max<int64_t>(1, chunk);
+    threads = static_cast<int>(std::min<int64_t>(threads, (count + chunk - 1) / chunk));
+    if (threads <= 1) {
+        if (count > 0) body(0, count);
+        return;
+    }
+    std::atomic<int64_t> next{0};
+    auto job = [&] {
+        for (;;) {
+            const int64_t begin = next.fetch_add(chunk, std::memory_order_relaxed);
+            if (begin >= count) return;
+            body(begin, std::min(count, begin + chunk));
+        }
+    };
+    run_on_workers(threads, [](void* p) { (*static_cast<decltype(job)*>(p))(); }, &job);
+}
+
+// Uninitialised memory aligned to a cache line, kept by the thread for its next call.
+class Scratch {
+   public:
+    ~Scratch() { std::free(data_); }
+
+    template <class T>
+    T* get(int64_t count) {
+        const size_t bytes = (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64;
+        if (bytes > size_) {
+            std::free(data_);
+            data_ = std::aligned_alloc(64, bytes);
+            if (!data_) std::abort();
+            size_ = bytes;
+        }
+        return static_cast<T*>(data_);
+    }
+
+   private:
+    void* data_ = nullptr;
+    size_t size_ = 0;
+};
+
+}  // namespace sluice

@@ -1,0 +1,31 @@
+// Sixteen lanes of float (V) or int32 (I). Every form rounds alike: each multiply-add is an explicit fma, each
+// reduction a fixed tree, so that a model gives the same bits on any of them. Build with -ffp-contract=off.
+#pragma once
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && !defined(SLUICE_PORTABLE)
+#define SLUICE_AVX512 1
+#include "simd_avx512.h"
+#else
+#include "simd_parts.h"
+#endif
+
+namespace sluice {
+
+// e^x for x in [-87, 88], clamped outside; exactly 1 at 0. Relative error below 2e-7.
+inline V exp(V x) {
+    x = min(splat(88.0f), max(splat(-87.0f), x));  // this order lets NaN through
+    const V n = round(mul(x, splat(1.44269504f)));
+    V r = fma(n, splat(-0.693359375f), x);  // ln 2 in two parts
+    r = fma(n, splat(2.12194440e-4f), r);
+    V p = splat(1.0f / 5040);
+    p = fma(p, r, splat(1.0f / 720));
+    p = fma(p, r, splat(1.0f / 120));
+    p = fma(p, r, splat(1.0f / 24));
+    p = fma(p, r, splat(1.0f / 6));
+    p = fma(p, r, splat(0.5f));
+    p = fma(p, r, splat(1.0f));
+    p = fma(p, r, splat(1.0f));
+    return mul(p, power_of_two(n));
+}
+
+}  // namespace sluice

@@ -1,0 +1,76 @@
+// The lanes of simd.h as one AVX-512 register.
+#pragma once
+
+#include <immintrin.h>
+
+#include "floats.h"
+
+namespace sluice {
+
+constexpr int kLanes = 16;
+constexpr int kMaxRows = 6;     // of a register tile
+constexpr int kMaxColumns = 4;  // registers
+
+using V = __m512;
+using I = __m512i;
+
+inline __mmask16 first(int n) { return static_cast<__mmask16>(n >= kLanes ? 0xffffu : (1u << n) - 1u); }
+inline V zero() { return _mm512_setzero_ps(); }
+inline V splat(float f) { return _mm512_set1_ps(f); }
+inline V load(const float* p) { return _mm512_loadu_ps(p); }
+inline V load(const Half* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+inline V load(const BFloat16* p) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+inline V load_first(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
+inline void store(float* p, V a) { _mm512_storeu_ps(p, a); }
+inline void store_first(float* p, V a, int n) { _mm512_mask_storeu_ps(p, first(n), a); }
+inline V add(V a, V b) { return _mm512_add_ps(a, b); }
+inline V sub(V a, V b) { return _mm512_sub_ps(a, b); }
+inline V mul(V a, V b) { return _mm512_mul_ps(a, b); }
+inline V div(V a, V b) { return _mm512_div_ps(a, b); }
+inline V max(V a, V b) { return _mm512_max_ps(a, b); }
+inline V min(V a, V b) { return _mm512_min_ps(a, b); }
+inline V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+inline V round(V a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline V power_of_two(V n) {  // 2^n for whole n in [-126, 127]
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+}
+inline V zero_below(V a, V x, float limit) {  // lanes of a where x >= limit, else 0
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, splat(limit), _CMP_NLT_UQ), a);
+}
+inline V keep_range(V a, int low, int high, float other) {  // lanes [low, high) of a, `other` elsewhere
+    const int mask = (high > 0 ? first(high) : 0) & ~(low > 0 ? first(low) : 0);
+    return _mm512_mask_mov_ps(splat(other), static_cast<__mmask16>(mask), a);
+}
+inline float sum(V a) {
+    const __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    const __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    const __m128 d = _mm_add_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_add_ss(d, _mm_shuffle_ps(d, d, 1)));
+}
+inline float maximum(V a) { return _mm512_reduce_max_ps(a); }
+
+inline I splat_int(int32_t i) { return _mm512_set1_epi32(i); }
+inline I load_int(const uint8_t* p) { return _mm512_loadu_si512(p); }
+inline V to_floats(I a) { return _mm512_cvtepi32_ps(a); }
+template <int Bits>
+inline I field(I a, int i) {  // bits [i Bits, i Bits + Bits) of every unsigned 16-bit lane
+    if (i == 16 / Bits - 1) return _mm512_srli_epi16(a, 16 - Bits);
+    return _mm512_and_si512(i ? _mm512_srli_epi16(a, i * Bits) : a, _mm512_set1_epi16((1 << Bits) - 1));
+}
+inline I splat_pair(const int16_t* p) {
+    int32_t pair;
+    std::memcpy(&pair, p, 4);
+    return _mm512_set1_epi32(pair);
+}
+inline I dot_add(I acc, I a, I b) {  // acc + a.even * b.even + a.odd * b.odd of 16-bit lanes
+#if defined(__AVX512VNNI__)
+    return _mm512_dpwssd_epi32(acc, a, b);
+#else
+    return _mm512_add_epi32(acc, _mm512_madd_epi16(a, b));
+#endif
+}
+
+}  // namespace sluice

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.kernels import reference
+from engine.kernels.cpu.ops import PackedWeight, pack_codes, packed_linear, unpack
+
+SHAPES = [(1, 32), (31, 64), (33, 576), (70, 96), (96, 1536)]
+ROWS = [1, 2, 3, 7, 13, 40]
+CENTER = {4: 8, 8: 128}
+
+
+def weight(out: int, features: int, bits: int, kind: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """kind: symmetric (m = -center d), minima (any m), wide (values float16 cannot hold)."""
+    codes = torch.randint(0, 2**bits, (out, features), dtype=torch.uint8)
+    d = (torch.rand(out, features // 32) * 0.01 + 1e-3).half().float()
+    if kind == "symmetric":
+        return codes, d, -CENTER[bits] * d
+    m = (-(2**bits) / 2 * d * (torch.rand_like(d) + 0.5)).half().float()
+    return (codes, d, m) if kind == "minima" else (codes, d * 1.0001, m * 1.0001)
+
+
+def error_bound(x: torch.Tensor, codes: torch.Tensor, d: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    """Half a step of each group's 16-bit activations through |W|, plus float32 rounding once per group of
+    terms of size (d code + |m|) |x|."""
+    w = reference.dequantize(codes, d, m).abs()
+    size = reference.dequantize(codes, d, m.abs())
+    step = x.view(x.shape[0], -1, 32).abs().amax(-1) / 32767
+    rounding = 2.0**-23 * (d.shape[1] + 8)
+    return 0.5 * step.repeat_interleave(32, dim=1) @ w.T + rounding * (x.abs() @ size.T)
+
+
+@pytest.mark.parametrize("kind", ["symmetric", "minima", "wide"])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_close_to_float64(kernels, shape, bits, kind):
+    stored = weight(*shape, bits, kind)
+    packed = pack_codes(*stored, bits)
+    wide = tuple(t.double() if t.is_floating_point() else t for t in stored)
+    for rows in ROWS:
+        x = torch.randn(rows, shape[1]) * torch.logspace(-3, 3, shape[1])
+        error = (kernels.packed_linear(x, packed) - reference.packed_linear(x.double(), *wide)).abs()
+        assert (error <= error_bound(x.double(), *wide)).all()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_typical_error_is_small(native, bits):
+    stored = weight(64, 576, bits, "symmetric")
+    x = torch.randn(64, 576)
+    want = reference.packed_linear(x.double(), *(t.double() if t.is_floating_point() else t for t in stored))
+    error = native.packed_linear(x, pack_codes(*stored, bits)) - want
+    assert error.norm() / want.norm() < 3e-5
+
+
+@pytest.mark.parametrize("kind", ["symmetric", "minima", "wide"])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_unpack_is_the_inverse(shape, bits, kind):
+    stored = weight(*shape, bits, kind)
+    packed = pack_codes(*stored, bits)
+    assert packed.half is (kind != "wide")
+    assert (packed.center > 0) is (kind == "symmetric")
+    assert all(torch.equal(a, b) for a, b in zip(unpack(packed), stored, strict=True))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_row_does_not_depend_on_the_others(kernels, threads):
+    torch.set_num_threads(threads)
+    packed = pack_codes(*weight(130, 576, 4, "minima"), 4)
+    x = torch.randn(300, 576)
+    whole = kernels.packed_linear(x, packed)
+    for rows in ([0], [5, 6], range(100, 111), range(127, 260)):
+        assert torch.equal(kernels.packed_linear(x[list(rows)], packed), whole[list(rows)])
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_every_build_gives_the_same_bits(kernels, native, bits):
+    for kind in ("symmetric", "minima"):
+        packed = pack_codes(*weight(70, 576, bits, kind), bits)
+        x = torch.randn(9, 576)
+        assert torch.equal(kernels.packed_linear(x, packed), native.packed_linear(x, packed))
+
+
+def test_strided_rows(kernels):
+    packed = pack_codes(*weight(48, 64, 4, "minima"), 4)
+    x = torch.randn(5, 200)
+    assert torch.equal(kernels.packed_linear(x[:, 16:80], packed), kernels.packed_linear(x[:, 16:80].clone(), packed))
+
+
+def test_no_rows(kernels):
+    packed = pack_codes(*weight(48, 64, 4, "minima"), 4)
+    assert kernels.packed_linear(torch.empty(0, 64), packed).shape == (0, 48)
+
+
+def test_zero_tiny_and_non_finite_activations(kernels):
+    packed = pack_codes(*weight(40, 96, 8, "symmetric"), 8)
+    x = torch.randn(4, 96)
+    x[0] = 0
+    x[1] = 1e-38
+    x[2, 50] = float("nan")
+    x[3, 5] = float("inf")
+    y = kernels.packed_linear(x, packed)
+    assert (y[0] == 0).all()
+    assert y[1].isfinite().all()
+    assert y[2].isnan().all()
+    assert not y[3].isfinite().any()
+
+
+@pytest.mark.parametrize(("shape", "bits"), [((4, 33), 4), ((4, 64), 3)])
+def test_pack_refuses(shape, bits):
+    codes = torch.zeros(shape, dtype=torch.uint8)
+    scale = torch.ones(shape[0], shape[1] // 32)
+    with pytest.raises(ValueError, match=r"multiple of 32|4 or 8"):
+        pack_codes(codes, scale, scale, bits)
+
+
+def test_refuses_what_does_not_fit(native):
+    packed: PackedWeight = pack_codes(*weight(48, 64, 4, "minima"), 4)
+    with pytest.raises(ValueError, match="takes 64"):
+        packed_linear(torch.randn(2, 96), packed)
+    with pytest.raises(ValueError, match="float32"):
+        packed_linear(torch.randn(2, 64, dtype=torch.bfloat16), packed)
