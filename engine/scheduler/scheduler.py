@@ -106,11 +106,12 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence. Raises InvalidRequestError (no prompt), ContextLengthError or CapacityError: it can
-        never run; QueueFullError: not now. Sequences that will find a free seat do not count as waiting."""
+        never run; QueueFullError: not now. Sequences that will find a free seat do not count as waiting, and
+        a request's further choices come in with its first."""
         assert seq.seq_id not in self._live, f"sequence {seq.seq_id} added twice"
         self._check_fits(seq)
         seats = self._max_running - len(self._running)
-        if len(self._queue) - seats >= self._max_waiting:
+        if seq.index == 0 and len(self._queue) - seats >= self._max_waiting:
             raise QueueFullError(f"{len(self._queue)} requests wait, max_num_waiting is {self._max_waiting}")
         self._live[seq.seq_id] = seq
         self._queue.push(seq)

@@ -8,7 +8,6 @@ together from a message and what the template, or another message, puts next to 
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -51,7 +50,6 @@ class Disguise:
     def __init__(self, guard: SpecialTokenGuard) -> None:
         self._guard = guard
         self._secret = f"{secrets.randbelow(10**24):024d}"
-        self._hidden = re.compile(self._secret + r"(\d{7})")
         self.end_mark = f"{secrets.randbelow(10**24):024d}"
 
     def hide(self, value: Any, whole: bool) -> Any:
@@ -69,7 +67,8 @@ class Disguise:
         return value
 
     def reveal(self, text: str) -> str:
-        return self._hidden.sub(lambda m: chr(int(m[1])), text)
+        head, *rest = text.split(self._secret)
+        return head + "".join(chr(int(part[:7])) + part[7:] for part in rest)
 
     def encode(self, text: str) -> list[int]:
         """Ids of rendered text, with control tokens only where the template wrote them."""

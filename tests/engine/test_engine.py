@@ -10,7 +10,7 @@ from fake_executor import FakeExecutor, next_token
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.errors import CapacityError, ContextLengthError, InvalidRequestError
+from engine.errors import CapacityError, ContextLengthError, InvalidRequestError, QueueFullError
 from engine.text import TextModel, load_text
 from engine.types import FinishReason, GenerateRequest, SamplingParams, TokenDelta
 
@@ -136,10 +136,12 @@ def test_what_can_never_run_is_refused_and_leaves_nothing(
     assert engine.generate([[5]], GREEDY)[0].error is None
 
 
-def test_a_refused_choice_takes_its_siblings_with_it(text: TextModel) -> None:
+def test_a_full_queue_refuses_whole_requests_and_an_idle_engine_never_does(text: TextModel) -> None:
     engine = make(text, max_num_seqs=1, max_num_waiting=1)
-    with pytest.raises(Exception, match="wait"):
-        engine.add(GenerateRequest("r", (5,), SamplingParams(max_tokens=2, n=8)))
+    engine.add(GenerateRequest("many", (5,), SamplingParams(max_tokens=2, n=8, ignore_eos=True)))
+    with pytest.raises(QueueFullError):
+        engine.add(GenerateRequest("late", (5,), GREEDY))
+    assert sorted(drain(engine)) == [("many", i) for i in range(8)]
     assert not engine.has_work and engine.stats().waiting == 0
 
 
