@@ -227,7 +227,6 @@ class EngineStats:
     cached_tokens: int = 0
     ttft_p95_s: float = 0.0
     itl_p95_s: float = 0.0
-    tokens_per_s: float = 0.0
 
     @property
     def kv_usage(self) -> float:
