@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import tempfile
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -85,7 +84,7 @@ def _build(compiler: list[str], flags: tuple[str, ...], path: Path) -> None:
                 job.kill()  # nothing to a finished one
                 job.communicate()
         shared = Path(scratch) / path.name
-        _finish(_start([*compiler, "-shared", *objects, *_openmp(), "-o", str(shared)]))
+        _finish(_start([*compiler, "-shared", "-pthread", *objects, "-o", str(shared)]))
         shared.replace(path)
 
 
@@ -105,20 +104,10 @@ def _finish(job: subprocess.Popen[str]) -> None:
         raise BuildError(f"{job.args!r} failed with {job.returncode}: {output[-2000:].strip()}")
 
 
-def _openmp() -> list[str]:
-    """Link against the OpenMP runtime torch carries: a second one would bring a second set of threads, and
-    the two would fight over the cores."""
-    spec = find_spec("torch")
-    for root in (spec.submodule_search_locations or []) if spec else []:
-        for runtime in sorted(Path(root, "lib").glob("libgomp*.so*")):
-            return [f"-L{runtime.parent}", f"-l:{runtime.name}", f"-Wl,-rpath,{runtime.parent}"]
-    return ["-pthread"]
-
-
 def _fingerprint(compiler: list[str], flags: tuple[str, ...]) -> str:
     job = _start([*compiler, "--version"])
     version = job.communicate(timeout=TIMEOUT_S)[0]
-    parts = [shlex.join(compiler), version, *flags, *_openmp(), _cpu()]
+    parts = [shlex.join(compiler), version, *flags, _cpu()]
     parts += [source.name + source.read_text() for source in sorted(SOURCES.iterdir()) if source.is_file()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 

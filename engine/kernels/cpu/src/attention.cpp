@@ -24,9 +24,8 @@ struct Cache {
     Strides strides;
     int64_t block_size;
 
-    T* at(int64_t block, int64_t offset, int64_t head) const {
-        return data + block * strides.block + offset * strides.slot + head * strides.head;
-    }
+    // Where a slot's heads begin, from `data`.
+    int64_t slot(int64_t block, int64_t offset) const { return block * strides.block + offset * strides.slot; }
 };
 
 // c[R][16 N] (+)= a[R][n] b[n][16 N], summed in order of n.
@@ -103,6 +102,25 @@ void transpose(const T* const* rows, int64_t offset, float* out, int64_t ldo) {
 #endif
 }
 
+// The slots of `n` positions from `start`. Before `oldest` -1: what the window has passed is never read, its
+// blocks may be another's by now.
+template <class T>
+void find_slots(const Cache<T>& cache, const int32_t* table, int64_t start, int n, int64_t oldest, int64_t* slots) {
+    int64_t block = start / cache.block_size, offset = start % cache.block_size;
+    for (int j = 0; j < n; ++j) {
+        slots[j] = start + j < oldest ? -1 : cache.slot(table[block], offset);
+        if (++offset == cache.block_size) {
+            offset = 0;
+            ++block;
+        }
+    }
+}
+
+template <class T>
+void prefetch(const T* row, int64_t dim) {
+    for (int64_t d = 0; d < dim; d += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(row + d);
+}
+
 struct Request {
     const float *q, *k, *v;  // rows q_row, k_row, v_row floats apart, heads dense
     int64_t q_row, k_row, v_row;
@@ -171,20 +189,30 @@ void attend(const Request& w, const Cache<T>& kc, const Cache<T>& vc, int64_t se
     const int64_t last = position + count - 1;
     const int64_t oldest = w.window < 0 ? 0 : std::max<int64_t>(0, position - w.window + 1);
     const int32_t* table = w.block_table + seq * w.max_blocks;
-    for (int64_t start = oldest / kKeys * kKeys; start <= last; start += kKeys) {
+    const T* k_head = kc.data + kv_head * kc.strides.head;
+    const T* v_head = vc.data + kv_head * vc.strides.head;
+    int64_t slots[kKeys];
+    const int64_t first = oldest / kKeys * kKeys;
+    find_slots(kc, table, first, static_cast<int>(std::min<int64_t>(kKeys, last + 1 - first)), oldest, slots);
+    for (int64_t start = first; start <= last; start += kKeys) {
         const int n = static_cast<int>(std::min<int64_t>(kKeys, last + 1 - start));
         const int columns = (n + kLanes - 1) / kLanes * kLanes;
-        const T* key_rows[kKeys];
-        for (int j = 0; j < columns; ++j) {
-            const int64_t at = start + j;
-            key_rows[j] = nullptr;  // never read what the window has passed: its blocks may be another's by now
-            if (j < n && at >= oldest) {
-                const int64_t block = table[at / kc.block_size], offset = at % kc.block_size;
-                key_rows[j] = kc.at(block, offset, kv_head);
-                const T* value = vc.at(block, offset, kv_head);
-                for (int64_t d = 0; d < dim; d += kLanes) store(values + j * dim + d, load(value + d));
+        // One head's rows lie apart, which the hardware does not foresee: ask for the next tile during this one.
+        const int next_n = static_cast<int>(std::max<int64_t>(0, std::min<int64_t>(kKeys, last + 1 - start - kKeys)));
+        int64_t next[kKeys];
+        find_slots(kc, table, start + kKeys, next_n, oldest, next);
+        const T* key_rows[kKeys] = {};
+        for (int j = 0; j < n; ++j) {
+            float* value = values + j * dim;
+            if (slots[j] >= 0) {
+                key_rows[j] = k_head + slots[j];
+                for (int64_t d = 0; d < dim; d += kLanes) store(value + d, load(v_head + slots[j] + d));
             } else {
-                for (int64_t d = 0; d < dim; d += kLanes) store(values + j * dim + d, zero());
+                for (int64_t d = 0; d < dim; d += kLanes) store(value + d, zero());
+            }
+            if (j < next_n) {
+                prefetch(k_head + next[j], dim);
+                prefetch(v_head + next[j], dim);
             }
         }
         for (int j = 0; j < columns; j += kLanes)
@@ -201,6 +229,7 @@ void attend(const Request& w, const Cache<T>& kc, const Cache<T>& vc, int64_t se
                     store(acc + r * dim + d, mul(load(acc + r * dim + d), splat(alpha)));
         }
         multiply(rows, static_cast<int>(dim), scores, kKeys, values, dim, n, acc, dim, true);
+        std::copy(next, next + next_n, slots);
     }
 
     for (int r = 0; r < rows; ++r) {
@@ -216,12 +245,12 @@ void run(const Request& w, const Cache<T>& kc, const Cache<T>& vc, int threads) 
     const int64_t dim = w.head_dim, group = w.heads / w.kv_heads;
     const auto write = [&](int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t) {
-            const int64_t block = w.slots[t] / kc.block_size, offset = w.slots[t] % kc.block_size;
+            const int64_t slot = kc.slot(w.slots[t] / kc.block_size, w.slots[t] % kc.block_size);
             for (int64_t h = 0; h < w.kv_heads; ++h) {
                 const float* k = w.k + t * w.k_row + h * dim;
                 const float* v = w.v + t * w.v_row + h * dim;
-                T* k_out = kc.at(block, offset, h);
-                T* v_out = vc.at(block, offset, h);
+                T* k_out = kc.data + slot + h * kc.strides.head;
+                T* v_out = vc.data + slot + h * vc.strides.head;
                 for (int64_t d = 0; d < dim; ++d) from_float(k[d], k_out + d);
                 for (int64_t d = 0; d < dim; ++d) from_float(v[d], v_out + d);
             }

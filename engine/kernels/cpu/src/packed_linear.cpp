@@ -18,7 +18,8 @@ namespace {
 constexpr int kGroup = 32;
 constexpr int kPanel = 32;
 constexpr int kRowBlock = 128;  // rows whose activations should stay in L2 while panels stream by
-constexpr int kSerialQuantize = 1 << 14;
+constexpr int kAhead = 4;  // blocks; panels follow one another, so this runs into the next
+constexpr int kSerialQuantize = 1 << 14;  // activations
 
 struct GroupScale {  // of one (row, group) of activations
     float scale;
@@ -80,6 +81,7 @@ void tile(const Weight& w, const uint8_t* block, const int16_t* q, const GroupSc
         I acc[R][2];
         for (int r = 0; r < R; ++r)
             acc[r][0] = acc[r][1] = splat_int(Centered ? scales[r * w.groups].fold : 0);
+        for (int64_t b = 0; b < w.block_bytes; b += 64) __builtin_prefetch(block + kAhead * w.block_bytes + b);
         for (int c = 0; c < kChunks; ++c) {
             const I chunk[2] = {load_int(block + c * 128), load_int(block + c * 128 + 64)};
 #pragma GCC unroll 4
