@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from prometheus_client.metrics_core import Metric
 from ray import serve
+from ray.serve._private.logging_utils import get_serve_logs_dir
 from ray.serve.handle import DeploymentHandle
 
 from deployments.config import ModelConfig
 from deployments.gateway.app import create_app
 from deployments.gateway.backend import ServedModel
 from deployments.gateway.config import GatewayConfig
+from deployments.gateway.journal import Journal
 from deployments.gateway.request_log import RequestLog
 from deployments.gateway.serve_backend import ServeBackend
 from deployments.telemetry import GatewayTelemetry
 from engine.models.locate import resolve
 from engine.text import load_text
-
-requests_log = logging.getLogger("sluicegate.requests")
 
 
 class Gateway:
@@ -41,7 +39,9 @@ class Gateway:
         self._models = models
         self._router = router
         self._pools = pools
-        self._telemetry = GatewayTelemetry(serve.get_replica_context().replica_id.unique_id)
+        replica = serve.get_replica_context().replica_id.unique_id
+        self._telemetry = GatewayTelemetry(replica)
+        self._journal = Journal(Path(get_serve_logs_dir()), replica)
 
     async def __serve_build_asgi_app__(self) -> Any:
         created = int(time.time())
@@ -62,4 +62,4 @@ class Gateway:
 
     def _finished(self, record: RequestLog) -> None:
         self._telemetry.finished(record)
-        requests_log.info(json.dumps(asdict(record), separators=(",", ":")))
+        self._journal.write(record)
