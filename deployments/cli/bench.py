@@ -30,8 +30,9 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     import asyncio
 
-    from load_tests.bench.bench import BenchConfig, BenchError, as_json, bench
-    from load_tests.bench.stats import table
+    from load_tests.bench import BenchConfig, LoadError, as_json, bench
+    from load_tests.progress import ProgressLine
+    from load_tests.report.table import table
 
     config = BenchConfig(
         base_url=args.base_url,
@@ -44,33 +45,20 @@ def run(args: argparse.Namespace) -> int:
         rate=args.rate,
         seed=args.seed,
     )
+    progress = ProgressLine()
     try:
-        model, summary = asyncio.run(bench(config, _progress))
-    except BenchError as error:
+        model, summary = asyncio.run(bench(config, progress))
+    except LoadError as error:
         print(f"sluice bench: {error}", file=sys.stderr)
         return 1
+    finally:
+        progress.clear()
     how = f"{config.rate:g} requests/s" if config.rate else f"concurrency {config.concurrency}"
-    _clear()
     print(f"{model} at {config.base_url}: {how}, {config.prompt_tokens} -> {config.output_tokens} tokens\n")
     print(table(summary))
     if args.json:
         args.json.write_text(json.dumps(as_json(config, model, summary), indent=2) + "\n")
     return 1 if summary.errors else 0
-
-
-def _progress(done: int, total: int, tokens_per_s: float) -> None:
-    text = f"{done}/{total} requests, {tokens_per_s:.0f} output tokens/s"
-    print(
-        f"\r\033[K{text}" if sys.stderr.isatty() else text,
-        end="" if sys.stderr.isatty() else "\n",
-        file=sys.stderr,
-        flush=True,
-    )
-
-
-def _clear() -> None:
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def _positive(text: str) -> int:
