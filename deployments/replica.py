@@ -14,9 +14,10 @@ from ray import serve
 from deployments.config import ModelConfig
 from deployments.replica_info import ReplicaInfo
 from deployments.telemetry import EngineTelemetry
+from deployments.wire import pack
 from engine.async_engine import AsyncEngine
 from engine.engine import Engine
-from engine.types import EngineStats, GenerateRequest, TokenDelta
+from engine.types import EngineStats, GenerateRequest
 
 log = logging.getLogger("ray.serve")
 
@@ -32,12 +33,13 @@ class ModelReplica:
         self._telemetry = EngineTelemetry(self._engine, config.name, serve.get_replica_context().replica_id.unique_id)
         self._publishing = asyncio.create_task(self._telemetry.run())
 
-    async def generate(self, requests: tuple[GenerateRequest, ...]) -> AsyncIterator[list[TokenDelta]]:
-        """One stream for all of one HTTP request's prompts and choices. See AsyncEngine.generate()."""
+    async def generate(self, requests: tuple[GenerateRequest, ...]) -> AsyncIterator[list[Any]]:
+        """One stream, packed for the wire, for all of one HTTP request's prompts and choices. See
+        AsyncEngine.generate()."""
         stream = self._engine.generate(requests)
         try:
             async for deltas in stream:
-                yield deltas
+                yield pack(deltas)
         finally:
             # Not an await that a cancellation could cut short: the abort must always reach the engine.
             self._engine.abort(*(r.request_id for r in requests))
@@ -48,6 +50,8 @@ class ModelReplica:
         return self._engine.stats()
 
     async def describe(self) -> ReplicaInfo:
+        """Raises when the engine is unfit to take requests: gateways then send none."""
+        await self.check_health()
         capacity = self._engine.engine.capacity
         room = capacity.num_blocks * self._engine.engine.config.block_size
         return ReplicaInfo(min(capacity.max_model_len, room), f"fp_{capacity.fingerprint[:10]}")

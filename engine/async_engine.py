@@ -8,11 +8,11 @@ import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from engine.engine import Engine
 from engine.errors import EngineDeadError
+from engine.streams import Outlet, Stream
 from engine.types import EngineStats, FinishReason, GenerateRequest, TokenDelta
 
 log = logging.getLogger(__name__)
@@ -20,47 +20,11 @@ log = logging.getLogger(__name__)
 _STATS_EVERY_S = 0.05  # a snapshot sorts the latency windows: not worth it at every step
 
 
-class _Stream:
-    """One caller's deltas: filled from the step thread through the caller's loop, emptied by the caller.
-
-    Everything that arrived since the last take goes out as one list: the first token at once, later ones
-    coalesced exactly as far as the consumer is slow.
-    """
-
-    def __init__(self, requests: Seq[GenerateRequest]) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.request_ids = [r.request_id for r in requests]
-        self._open = sum(r.sampling.n for r in requests)
-        self._deltas: list[TokenDelta] = []
-        self._error: BaseException | None = None
-        self._wake = asyncio.Event()
-
-    def put(self, deltas: list[TokenDelta]) -> None:
-        self._deltas += deltas
-        self._open -= sum(d.finish_reason is not None for d in deltas)
-        self._wake.set()
-
-    def fail(self, error: BaseException) -> None:
-        self._error = error
-        self._wake.set()
-
-    async def take(self) -> list[TokenDelta] | None:
-        """The next deltas, or None after the last. Raises what fail() was given."""
-        while not self._deltas:
-            if self._error is not None:
-                raise self._error
-            if self._open <= 0:
-                return None
-            self._wake.clear()
-            await self._wake.wait()
-        taken, self._deltas = self._deltas, []
-        return taken
-
-
 @dataclass(frozen=True, slots=True)
 class _Add:
     requests: tuple[GenerateRequest, ...]
-    stream: _Stream
+    stream: Stream
+    arrival_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +46,8 @@ class AsyncEngine:
         self.engine = engine
         self._clock = clock
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
-        self._streams: dict[str, _Stream] = {}  # request id -> stream; step thread only
+        self._streams: dict[str, Stream] = {}  # request id -> stream; step thread only
+        self._outlets: dict[asyncio.AbstractEventLoop, Outlet] = {}  # each touched by its own loop only
         self._dead: BaseException | None = None
         self._busy_since: float | None = None  # start of the step in progress
         self._stats, self._stats_at = engine.stats(), clock()
@@ -99,13 +64,18 @@ class AsyncEngine:
         """
         if self._dead is not None:
             raise EngineDeadError("the engine has stopped after an internal fault")
-        stream = _Stream(requests)
-        self._commands.put(_Add(requests, stream))
+        loop = asyncio.get_running_loop()
+        outlet = self._outlets.setdefault(loop, Outlet(loop))
+        stream = outlet.open(requests)
+        self._commands.put(_Add(requests, stream, self._clock()))
         try:
             while (deltas := await stream.take()) is not None:
                 yield deltas
         finally:
             self.abort(*stream.request_ids)
+            outlet.close(stream)
+            if outlet.idle:
+                self._outlets.pop(loop, None)
 
     def abort(self, *request_ids: str) -> None:
         """Thread-safe, idempotent, returns at once; blocks are free before the next step."""
@@ -173,12 +143,12 @@ class AsyncEngine:
         accepted = []
         try:
             for request in command.requests:
-                self.engine.add(request)
+                self.engine.add(request, command.arrival_s)
                 accepted.append(request.request_id)
         except Exception as error:
             for request_id in accepted:
                 self.engine.abort(request_id)
-            _call(command.stream, command.stream.fail, error)
+            _call(command.stream.outlet, command.stream.fail, error)
             return
         self._streams.update(dict.fromkeys(accepted, command.stream))
 
@@ -188,14 +158,17 @@ class AsyncEngine:
             self._streams.pop(request_id, None)
 
     def _deliver(self, deltas: list[TokenDelta]) -> None:
-        """One call per stream and step."""
-        by_stream: dict[_Stream, list[TokenDelta]] = {}
+        """One call per event loop and step: each wakes a loop, which is a system call."""
+        by_stream: dict[Stream, list[TokenDelta]] = {}
         for delta in deltas:
             stream = self._streams.get(delta.request_id)
             if stream is not None:
                 by_stream.setdefault(stream, []).append(delta)
-        for stream, group in by_stream.items():
-            _call(stream, stream.put, group)
+        by_outlet: dict[Outlet, list[tuple[Stream, list[TokenDelta]]]] = {}
+        for item in by_stream.items():
+            by_outlet.setdefault(item[0].outlet, []).append(item)
+        for outlet, arrived in by_outlet.items():
+            _call(outlet, outlet.deliver, arrived)
 
     def _bury(self) -> None:
         """After a fault: end every stream, then refuse whatever still arrives."""
@@ -203,14 +176,14 @@ class AsyncEngine:
             self._deliver(self.engine.abort_all(FinishReason.ERROR, "internal error"))
         except Exception:
             for stream in set(self._streams.values()):
-                _call(stream, stream.fail, EngineDeadError("the engine has stopped after an internal fault"))
+                _call(stream.outlet, stream.fail, EngineDeadError("the engine has stopped after an internal fault"))
         while (command := self._commands.get()) is not None:
             if isinstance(command, _Add):
-                _call(command.stream, command.stream.fail, EngineDeadError("the engine has stopped"))
+                _call(command.stream.outlet, command.stream.fail, EngineDeadError("the engine has stopped"))
 
 
-def _call(stream: _Stream, method: Callable[..., None], *args: object) -> None:
+def _call(outlet: Outlet, method: Callable[..., None], *args: object) -> None:
     try:
-        stream.loop.call_soon_threadsafe(method, *args)
+        outlet.loop.call_soon_threadsafe(method, *args)
     except RuntimeError:  # the caller's loop is closed: nobody is listening any more
         log.debug("stream's loop is closed")

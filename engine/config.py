@@ -16,10 +16,12 @@ class EngineConfig:
 
     `model`: directory with safetensors, a .gguf file, or `pkg://package/file`. `device` auto takes CUDA when
     there is one. `dtype` auto is bfloat16 on CUDA; on the CPU it is float32 for GGUF files (their weights
-    stay quantized) and the checkpoint's own dtype otherwise. `kv_cache_dtype` auto is `dtype`.
+    stay quantized) and the checkpoint's own dtype otherwise. `kv_cache_dtype` auto is `dtype`, but float16 for
+    GGUF files on the CPU in float32.
     `num_kv_blocks` None: as many as fit `kv_cache_memory` bytes (None: gpu_memory_utilization of a GPU's
     memory, or 1 GiB on the CPU). `max_num_batched_tokens` is the token budget of a step. `seed` seeds requests
-    that bring none. `num_threads` None: one per core.
+    that bring none. `num_threads` None: one per core. `stand_in_step_ms`: what a step of executor "stand_in", which
+    has no model, takes.
     """
 
     model: str
@@ -43,6 +45,7 @@ class EngineConfig:
     scheduling_policy: str = "fcfs"
     seed: int = 0
     num_threads: int | None = None
+    stand_in_step_ms: float = 30.0
 
     def __post_init__(self) -> None:
         for name, low in _MINIMA.items():
@@ -75,4 +78,5 @@ _MINIMA = {
     "max_num_batched_tokens": 1,
     "max_num_waiting": 0,
     "num_threads": 1,
+    "stand_in_step_ms": 0.0,
 }

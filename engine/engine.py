@@ -67,16 +67,16 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------- requests
 
-    def add(self, request: GenerateRequest) -> None:
-        """Accept a request. Raises InvalidRequestError (also ContextLengthError, CapacityError) or
-        QueueFullError, and then holds nothing of it."""
+    def add(self, request: GenerateRequest, arrival_s: float | None = None) -> None:
+        """Accept a request. `arrival_s`: when it came, by the engine's clock, if not just now. Raises
+        InvalidRequestError (also ContextLengthError, CapacityError) or QueueFullError, and then holds nothing of it."""
         params = self._validated(request)
         if params.seed is None:
             seed = derive_seed(self.config.seed, self._seedless)
             self._seedless += 1
         else:
             seed = params.seed
-        live = LiveRequest(request, self._clock())
+        live = LiveRequest(request, self._clock() if arrival_s is None else arrival_s)
         if params.prompt_logprobs is not None:
             live.prompt_logprobs = [None] * len(request.prompt)
         self._live[request.request_id] = live
@@ -188,7 +188,8 @@ class Engine:
         self._time_tokens(live, choice, len(tokens), now)
         if reason is not None:
             return self._terminal(live, choice, tokens, reason, now)
-        return live.delta(choice, tokens)
+        first = choice.num_completion == len(tokens)
+        return live.delta(choice, tokens, timings=choice.timings(live.arrival_s, now) if first else None)
 
     def _time_tokens(self, live: LiveRequest, choice: LiveChoice, count: int, now: float) -> None:
         if not count:

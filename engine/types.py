@@ -96,7 +96,7 @@ class TokenDelta:
     while a partial character or a possible stop string is held back; by the last delta they are complete
     (cut at the stop string). `num_completion_tokens` counts every token generated so far, also those whose
     text a stop string removed. The first delta of choice 0 carries `prompt_logprobs` when asked for
-    (entry 0 is None: nothing precedes the first token).
+    (entry 0 is None: nothing precedes the first token). A choice's first and last delta have `timings`.
     """
 
     request_id: str

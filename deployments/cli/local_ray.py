@@ -12,6 +12,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from deployments.serve_flags import serve_env
 
 _PREFIX = "sluice-"  # short: paths of unix sockets below it must stay under 107 bytes
 _OBJECT_STORE_BYTES = 100 * 2**20  # requests and tokens travel by gRPC, not through the object store
-_ERROR_EVENT_S = 1.0
+_ERROR_EVENT_S = 5.0
 _END_GRACE_S = 3.0
 
 
@@ -103,13 +104,16 @@ class LocalRay:
     def alive(self) -> bool:
         return any("raylet" in processes.command(pid) for pid in processes.descendants())
 
-    def stop(self, drain_s: float) -> None:
-        """Takes no new requests, lets running ones end for `drain_s`, then ends every process started here."""
+    def stop(self, drain_s: float | None) -> None:
+        """Takes no new requests, lets running ones end for `drain_s` (None: there are none), then ends every process
+        started here."""
         import ray
+        from ray.exceptions import RayError
 
         try:
-            if drain_s > 0 and self._apps:
-                self._drain(drain_s)
+            if drain_s is not None:
+                with suppress(RayError):  # Ray has died meanwhile: there is nothing left to wait for
+                    self._drain(drain_s)
         finally:
             ray.shutdown()
             processes.end_all(_END_GRACE_S)
@@ -117,22 +121,29 @@ class LocalRay:
                 shutil.rmtree(self._dir, ignore_errors=True)
 
     def _drain(self, drain_s: float) -> None:
-        from ray import serve
         from ray.serve.context import _get_global_client
 
         client = _get_global_client(raise_if_no_controller_running=False)
         if client is None:
             return
         client.delete_apps(self._apps, blocking=False)
-        deadline = time.monotonic() + drain_s
-        while serve.status().applications:
-            if time.monotonic() > deadline:
-                # Engines first: the gateways then tell their clients so, instead of just hanging up.
-                replicas = [p for p in processes.descendants() if "ModelReplica" in processes.command(p)]
-                processes.send(replicas, signal.SIGKILL)
-                time.sleep(_ERROR_EVENT_S)
-                return
-            time.sleep(0.1)
+        if not _gone(drain_s):
+            # Engines first: the gateways then tell their clients so, instead of just hanging up.
+            replicas = [p for p in processes.descendants() if "ModelReplica" in processes.command(p)]
+            processes.send(replicas, signal.SIGKILL)
+            _gone(_ERROR_EVENT_S)
+
+
+def _gone(within_s: float) -> bool:
+    """Waits for Serve to say that every application has ended its requests and left."""
+    from ray import serve
+
+    deadline = time.monotonic() + within_s
+    while serve.status().applications:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def set_environment() -> None:

@@ -17,12 +17,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from deployments.cli.local_ray import LocalRay, StartError, remove_stale, set_environment
-from deployments.cli.supervise import supervised
+from deployments.cli.supervise import STOP, supervised
 
 if TYPE_CHECKING:
     from deployments.serve_file import ServeFile
 
-DRAIN_S = 30.0
+_DRAIN_S = 30.0  # at most, and no longer than a replica may take
 _SAY_EVERY_S = 5.0
 _FIRST_ANSWER_S = 300.0
 
@@ -78,13 +78,13 @@ def _serve(args: argparse.Namespace) -> int:
         return _refuse(error.problems[0] + hint, 2)
     needed = sum(m.replicas * m.num_cpus for m in file.config.models) + 2
     node = LocalRay(num_cpus=max(os.cpu_count() or 1, math.ceil(needed)))
+    drain_s = min(_DRAIN_S, max(m.graceful_shutdown_timeout_s for m in file.config.models))
     ready = False
     status = 0
     try:
-        signal.signal(signal.SIGTERM, _stop)
+        signal.signal(STOP, _stop)
         _say("starting Ray and Serve")
         node.start()
-        signal.signal(signal.SIGTERM, _stop)  # Ray has put its own handler there
         node.deploy(file.raw)
         _wait_running(node)
         _wait_answer(file, key)
@@ -94,13 +94,13 @@ def _serve(args: argparse.Namespace) -> int:
             time.sleep(1.0)
         status = _refuse("Ray has died", 1)
     except _Stop:
-        _say(f"stopping; running requests get {DRAIN_S:.0f} s, or Ctrl-C again" if ready else "stopping")
+        _say(f"stopping; running requests get {drain_s:.0f} s, or Ctrl-C again" if ready else "stopping")
         status = 0 if ready else 130
     except StartError as error:
         status = _refuse(str(error), 1)
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        node.stop(DRAIN_S if ready and status == 0 else 0.0)
+        signal.signal(STOP, signal.SIG_IGN)
+        node.stop(drain_s if ready and status == 0 else None)
     return status
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from deployments.cli import processes
 
+STOP = signal.SIGUSR1  # not SIGTERM, for which Ray puts handlers of its own in place while it starts
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 _END_GRACE_S = 3.0
@@ -24,7 +25,7 @@ _FORCED = 130
 def supervised(work: Callable[[], int]) -> int:
     """The exit status of work(), run in a child process.
 
-    The first signal reaches the child as SIGTERM, also when this process is killed; a second one kills everything.
+    The first signal reaches the child as STOP, also when this process is killed; a second one kills everything.
     On return no descendant is left. Must be called before any thread is started.
     """
     processes.adopt_orphans()
@@ -41,7 +42,7 @@ def supervised(work: Callable[[], int]) -> int:
         if signalled:
             processes.end_all(0.0)
         else:
-            processes.send([child], signal.SIGTERM)
+            processes.send([child], STOP)
         signalled = True
 
     for signum in _SIGNALS:
@@ -56,7 +57,7 @@ def supervised(work: Callable[[], int]) -> int:
 def _become_child(parent: int) -> None:
     os.setsid()
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, STOP, 0, 0, 0)
     if os.getppid() != parent:  # it died before the line above
         os._exit(_FORCED)
     processes.adopt_orphans()

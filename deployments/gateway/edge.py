@@ -112,8 +112,8 @@ class _Answer:
             headers["x-request-id"] = trace.request_id
             headers["openai-processing-ms"] = str(round(elapsed_s * 1000))
             headers["openai-version"] = _API_VERSION
-            if trace.parts_s:
-                parts = (f"{name};dur={seconds * 1000:.2f}" for name, seconds in trace.parts_s.items())
+            if parts_s := trace.known_parts_s():
+                parts = (f"{name};dur={seconds * 1000:.2f}" for name, seconds in parts_s.items())
                 headers["server-timing"] = ", ".join(parts)
         await self._send(message)
 

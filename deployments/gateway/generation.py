@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from deployments.gateway.answer import Form
+from deployments.gateway.answer import Form, Payload
 from deployments.gateway.auth import ApiKeys
 from deployments.gateway.backend import Backend
 from deployments.gateway.body import ClientGoneError, content_coding, decode, read_body
@@ -91,6 +91,7 @@ class GenerationEndpoint:
                 now_s = time.perf_counter()
                 trace.mark("engine", now_s)
                 trace.ttft_s = now_s - trace.started_s
+                trace.timings = first[0].timings
                 source = _Rest(first, deltas)
                 if job.stream:
                     await self._stream(job, tally, source, trace, send)
@@ -118,21 +119,25 @@ class GenerationEndpoint:
         self, job: Job, tally: Tally, source: AsyncIterator[list[TokenDelta]], trace: Trace, send: Send
     ) -> None:
         chunks = self._form.stream(job)
+        payloads: list[Payload] = []  # not yet written
         async with EventStream(send, self._gate.config.keepalive_s) as stream:
             try:
                 async for deltas in source:
-                    payloads = [c for d in deltas for c in chunks.of(tally.add(d), d)]
-                    if payloads:
-                        await stream.write(events(payloads))
+                    for delta in deltas:
+                        payloads += chunks.of(tally.add(delta), delta)
                     if tally.complete:
                         break
+                    if payloads:
+                        await stream.write(events(payloads))
+                        payloads = []
                 if not tally.complete:
                     raise ReplicaLostError
             except Exception as error:
-                await stream.end(json_event(_mid_stream(error, trace)))
+                await stream.end(events(payloads) + json_event(_mid_stream(error, trace)))
                 return
-            last = events([chunks.usage(tally.usage())]) if job.include_usage else b""
-            await stream.end(last + DONE)
+            if job.include_usage:
+                payloads.append(chunks.usage(tally.usage()))
+            await stream.end(events(payloads) + DONE)
 
 
 def _mid_stream(error: Exception, trace: Trace) -> bytes:

@@ -63,6 +63,12 @@ class Trace:
         self.parts_s[part] = now_s - self.marked_s
         self.marked_s = now_s
 
+    def known_parts_s(self) -> dict[str, float]:
+        """`parts_s`, and what the engine says of its part of them: queue and prefill."""
+        if self.timings is None:
+            return self.parts_s
+        return self.parts_s | {"queue": self.timings.queue_s, "prefill": self.timings.prefill_s}
+
     def record(self, now_s: float) -> RequestLog:
         timings = self.timings
         return RequestLog(

@@ -16,14 +16,19 @@ class RouteRequest:
 
 @dataclass(frozen=True, slots=True)
 class RoutePlan:
-    """Pools to try in order, until one gives a first token. Deadline in seconds from now, None: none."""
+    """Pools to try in order, until one gives a first token. Deadline in seconds from now, None: none. For `valid_s`
+    from now on equal requests would get this same plan, so that nobody needs to ask."""
 
     candidates: tuple[str, ...]
     priority: int
     deadline_s: float | None = None
+    valid_s: float = 0.0
+
+
+_STATIC_S = 1.0  # the table changes only with the application
 
 
 def plan(request: RouteRequest, pools: Mapping[str, tuple[str, ...]]) -> RoutePlan | None:
     """`pools`: model id -> the pools that serve it, preferred first. None: nobody serves the model."""
     candidates = pools.get(request.model)
-    return RoutePlan(candidates, request.priority) if candidates else None
+    return RoutePlan(candidates, request.priority, valid_s=_STATIC_S) if candidates else None

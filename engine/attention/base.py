@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
+from engine.kernels.base import Kernels
 from engine.registry import Registry
 from engine.runner.batch import ForwardBatch
 from engine.select import Needs
@@ -24,11 +25,16 @@ class AttentionShape:
 
 
 class AttentionBackend(Protocol):
-    """Paged causal attention. Made once per model from AttentionShape; holds no batch state."""
+    """Paged causal attention. Made once per model from AttentionShape; holds no batch state. `kernels` is the
+    model's kernel set: a backend that belongs to it uses that one."""
 
     needs: ClassVar[Needs]
 
-    def __init__(self, shape: AttentionShape, block_size: int) -> None: ...
+    def __init__(self, shape: AttentionShape, block_size: int, kernels: Kernels | None = None) -> None: ...
+
+    @staticmethod
+    def keys_by_feature(block_size: int) -> bool:
+        """Whether it wants the cache laid out so (KVLayout). It must read the usual layout as well."""
 
     def plan(self, batch: ForwardBatch) -> Any:
         """Once per step: whatever run() wants precomputed for this batch."""

@@ -7,7 +7,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from engine.attention.base import AttentionShape
-from engine.kernels.cpu.ops import HEAD_DIM_STEP, MAX_HEAD_DIM, NativeKernels, PagedContext
+from engine.kernels.base import Kernels
+from engine.kernels.cpu.ops import HEAD_DIM_STEP, KEY_GROUP, MAX_HEAD_DIM, NativeKernels, PagedContext
 from engine.runner.batch import ForwardBatch
 from engine.select import Needs
 
@@ -23,9 +24,13 @@ class CpuNative:
         native=True,
     )
 
-    def __init__(self, shape: AttentionShape, block_size: int) -> None:
+    def __init__(self, shape: AttentionShape, block_size: int, kernels: Kernels | None = None) -> None:
         self._scale, self._window = shape.scale, shape.window
-        self._kernels = NativeKernels()
+        self._kernels = kernels if isinstance(kernels, NativeKernels) else NativeKernels()
+
+    @staticmethod
+    def keys_by_feature(block_size: int) -> bool:
+        return block_size % KEY_GROUP == 0
 
     def plan(self, batch: ForwardBatch) -> PagedContext:
         return PagedContext(batch.slots, batch.query_starts, batch.seq_lens, batch.block_table)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.attention.base import AttentionShape
+from engine.kernels.base import Kernels
 from engine.runner.batch import ForwardBatch
 from engine.select import Needs
 
@@ -39,9 +40,13 @@ class TorchPaged:
 
     needs: ClassVar[Needs] = Needs()
 
-    def __init__(self, shape: AttentionShape, block_size: int) -> None:
+    def __init__(self, shape: AttentionShape, block_size: int, kernels: Kernels | None = None) -> None:
         self.shape = shape
         self.block_size = block_size
+
+    @staticmethod
+    def keys_by_feature(block_size: int) -> bool:
+        return False
 
     def plan(self, batch: ForwardBatch) -> list[_Group]:
         starts = batch.query_starts.tolist()

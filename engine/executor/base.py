@@ -37,4 +37,7 @@ class Executor(Protocol):
     def shutdown(self) -> None: ...
 
 
-EXECUTORS: Registry[Executor] = Registry("executor", {"local": "engine.executor.local:LocalExecutor"})
+EXECUTORS: Registry[Executor] = Registry(
+    "executor",
+    {"local": "engine.executor.local:LocalExecutor", "stand_in": "engine.executor.stand_in:StandIn"},
+)

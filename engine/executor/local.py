@@ -17,6 +17,10 @@ class LocalExecutor:
         self._config = config
         self._rank = Rank(config)
 
+    @property
+    def rank(self) -> Rank:
+        return self._rank
+
     def start(self) -> Capacity:
         """Raises ConfigError for tensor_parallel_size above 1: there is one rank here."""
         return self._rank.load()

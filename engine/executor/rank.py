@@ -10,6 +10,7 @@ from engine.errors import ConfigError, EngineError
 from engine.executor import settings
 from engine.executor.base import Capacity
 from engine.kernels import cpu, select_kernels
+from engine.kernels.cpu.ops import NativeKernels
 from engine.kv.storage import KVLayout, KVStorage, num_blocks_for
 from engine.models import Model
 from engine.models.checkpoint import Checkpoint, open_checkpoint
@@ -17,6 +18,7 @@ from engine.models.loader import Weights, check_heads, load_model
 from engine.models.locate import resolve
 from engine.parallel.group import SoloGroup, TPGroup
 from engine.runner.batch import build_batch
+from engine.runner.graphs import DecodeGraphs
 from engine.runner.runner import Runner
 from engine.runner.sampler import Sampler
 from engine.select import Machine, choose
@@ -44,31 +46,45 @@ class Rank:
         torch.set_num_threads(settings.num_threads(config))
         device = settings.resolve_device(config)
         dtype = settings.resolve_dtype(config, checkpoint, device)
-        kv_dtype = settings.resolve_kv_dtype(config, dtype)
+        kv_dtype = settings.resolve_kv_dtype(config, checkpoint, device, dtype)
         max_model_len = settings.resolve_max_model_len(config, checkpoint)
         native = device.type == "cpu" and cpu.available()
         machine = Machine(device.type, settings.dtype_name(dtype), settings.dtype_name(kv_dtype), spec.head_dim, native)
         attention = choose(BACKENDS, machine, config.attention_backend)
         layout = KVLayout(
-            spec.num_layers, spec.num_kv_heads // self._group.size, spec.head_dim, config.block_size, kv_dtype
+            num_layers=spec.num_layers,
+            num_kv_heads=spec.num_kv_heads // self._group.size,
+            head_dim=spec.head_dim,
+            block_size=config.block_size,
+            dtype=kv_dtype,
+            keys_by_feature=attention.keys_by_feature(config.block_size),
         )
         if device.type == "cpu":  # the size does not depend on the weights there: refuse before the long part
             num_blocks_for(config, layout, max_model_len, device)
-        weights = Weights(checkpoint, self._group, dtype, device, native)
         kernels = select_kernels(device, dtype)
+        ours = kernels if isinstance(kernels, NativeKernels) else None
+        weights = Weights(checkpoint, self._group, dtype, device, ours or (NativeKernels() if native else None))
         with torch.inference_mode():
             model = load_model(checkpoint, weights, kernels, attention, config.block_size, max_model_len)
             _warm_up(model, layout, _widest_step(config, max_model_len), config.max_num_seqs, device)
         storage = KVStorage(layout, num_blocks_for(config, layout, max_model_len, device), device)
         eos_ids = frozenset(spec.eos_ids)
         sampler = Sampler(spec.vocab_size, eos_ids, device)
-        self._runner = Runner(model, storage, sampler, NoProposer(), config.block_size, device)
+        graphs = None
+        if ours is not None:
+            graphs = DecodeGraphs(model, storage.layers, ours, config.max_num_seqs, max_model_len, config.block_size)
+        self._runner = Runner(model, storage, sampler, NoProposer(), config.block_size, device, graphs)
         return Capacity(storage.num_blocks, max_model_len, spec.vocab_size, eos_ids, checkpoint.fingerprint)
 
-    def run(self, plan: StepPlan) -> StepResult:
+    @property
+    def runner(self) -> Runner:
+        """Raises EngineError before load()."""
         if self._runner is None:
             raise EngineError("this rank has not loaded a model")
-        return self._runner.run(plan)
+        return self._runner
+
+    def run(self, plan: StepPlan) -> StepResult:
+        return self.runner.run(plan)
 
     def _check(self, checkpoint: Checkpoint) -> None:
         config = self._config

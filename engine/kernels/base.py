@@ -11,13 +11,15 @@ from engine.select import Needs
 
 
 class Kernels(Protocol):
-    """Activations are [T, features] with unit stride on the last dim; rows may be strided views.
+    """Activations are [T, features] with unit stride on the last dim; rows may be strided views. Where heads
+    are separate they are [T, H, D], dense within a row.
     Every row's result is independent of the other rows and of T."""
 
     needs: ClassVar[Needs]
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x / rms(x) * weight over the last dim, as a new tensor. The mean is taken in float32."""
+        """x / rms(x) * weight over the last dim, as a new tensor. x may be [T, H, D]. The mean is taken in
+        float32."""
 
     def rms_norm_add(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """(rms_norm(x + residual), x + residual). The sum may be written into `residual`, which the

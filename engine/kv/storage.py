@@ -15,13 +15,15 @@ DEFAULT_CPU_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """The shape of one rank's cache. num_kv_heads counts the rank's own heads."""
+    """The shape of one rank's cache. num_kv_heads counts the rank's own heads. `keys_by_feature`: in
+    memory the heads of a block come one after the other, and the keys of a head feature by feature."""
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     block_size: int
     dtype: torch.dtype
+    keys_by_feature: bool = False
 
     @property
     def bytes_per_block(self) -> int:
@@ -39,14 +41,18 @@ class KVStorage:
     def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
-        shape = (num_blocks, layout.block_size, layout.num_kv_heads, layout.head_dim)
-        self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple(
-            (
-                torch.zeros(shape, dtype=layout.dtype, device=device),
-                torch.zeros(shape, dtype=layout.dtype, device=device),
-            )
-            for _ in range(layout.num_layers)
-        )
+        heads, size, dim = layout.num_kv_heads, layout.block_size, layout.head_dim
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(num_blocks, *shape, dtype=layout.dtype, device=device)
+
+        def keys() -> Tensor:
+            return zeros(heads, dim, size).permute(0, 3, 1, 2) if layout.keys_by_feature else zeros(size, heads, dim)
+
+        def values() -> Tensor:
+            return zeros(heads, size, dim).transpose(1, 2) if layout.keys_by_feature else zeros(size, heads, dim)
+
+        self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple((keys(), values()) for _ in range(layout.num_layers))
 
 
 def num_blocks_for(config: EngineConfig, layout: KVLayout, max_model_len: int, device: torch.device) -> int:

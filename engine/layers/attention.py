@@ -33,7 +33,6 @@ class Attention:
         qkv = self.qkv(x).view(-1, heads + 2 * kv_heads, dim)  # [T, heads, dim]
         q, k, v = qkv[:, :heads], qkv[:, heads:-kv_heads], qkv[:, -kv_heads:]
         if self.q_norm is not None and self.k_norm is not None:
-            q = self.q_norm(q.reshape(-1, dim)).view(-1, heads, dim)
-            k = self.k_norm(k.reshape(-1, dim)).view(-1, kv_heads, dim)
+            q, k = self.q_norm(q), self.k_norm(k)
         self.kernels.rope(q, k, self.rotary.cos, self.rotary.sin, ctx.batch.positions)
         return self.out(self.backend.run(q, k, v, ctx.kv[self.index], ctx.batch, ctx.metas[self.index]))

@@ -6,18 +6,18 @@ from torch import Tensor
 
 from engine.layers.linear import Part
 from engine.parallel.group import TPGroup
-from engine.quant.base import QuantFormat, Stored
+from engine.quant.base import QuantFormat, Ready
 
 
 class Embedding:
-    """ids [T] -> [T, hidden]. The table stays as stored, whole on every rank."""
+    """ids [T] -> [T, hidden]. The table is whole on every rank."""
 
-    def __init__(self, format: QuantFormat, stored: Stored) -> None:
+    def __init__(self, format: QuantFormat, ready: Ready) -> None:
         self._format = format
-        self._stored = stored
+        self._ready = ready
 
     def __call__(self, ids: Tensor) -> Tensor:
-        return self._format.rows(self._stored, ids)
+        return self._format.rows(self._ready, ids)
 
 
 class Head:

@@ -23,6 +23,10 @@ class Part:
     def __call__(self, x: Tensor) -> Tensor:
         return self.format.apply(x, self.ready, self.bias)
 
+    def weight_bytes(self, rows: int) -> int:
+        """Bytes of weight that a call with `rows` rows reads."""
+        return self.format.weight_bytes(self.ready, rows)
+
 
 class ColumnLinear:
     """x [T, in] -> this rank's output features [T, out / ranks], in the order of the parts."""

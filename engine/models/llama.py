@@ -64,7 +64,7 @@ class LlamaModel:
                 window=window if window is not None and window < max_model_len else None,
             )
             if shape not in self._backends:
-                self._backends[shape] = attention(shape, block_size)
+                self._backends[shape] = attention(shape, block_size, kernels)
             qkv = weights.column(*(f"{at}.self_attn.{x}_proj" for x in "qkv"))
             self._layers.append(
                 _Layer(

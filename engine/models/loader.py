@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.attention.base import AttentionBackend
 from engine.errors import ConfigError
 from engine.kernels.base import Kernels
+from engine.kernels.cpu.ops import NativeKernels
 from engine.layers.embedding import Embedding, Head
 from engine.layers.linear import ColumnLinear, Part, RowLinear
 from engine.models import MODELS, Model
@@ -18,7 +19,7 @@ from engine.models.checkpoint import Checkpoint, StoredTensor
 from engine.models.spec import ModelSpec
 from engine.parallel.group import TPGroup
 from engine.parallel.sharding import Split, features, rank_range
-from engine.quant.base import ParamSpec, QuantFormat, Stored, format_for, fuse
+from engine.quant.base import ParamSpec, QuantFormat, Ready, Stored, format_for, fuse
 
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
@@ -28,11 +29,16 @@ class Weights:
     """One rank's layers, made from a checkpoint one at a time: each layer's stored tensors are dropped before
     the next are read, so the peak is the loaded model and one layer.
 
-    Names are canonical, without ".weight". `native`: quantized weights may use the compiled CPU kernels.
+    Names are canonical, without ".weight". `native`: the compiled CPU kernels that quantized weights may use.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, group: TPGroup, dtype: torch.dtype, device: torch.device, native: bool
+        self,
+        checkpoint: Checkpoint,
+        group: TPGroup,
+        dtype: torch.dtype,
+        device: torch.device,
+        native: NativeKernels | None = None,
     ) -> None:
         self.group = group
         self.dtype = dtype
@@ -41,6 +47,7 @@ class Weights:
         self._names = frozenset(checkpoint.names())
         self._native = native
         self._formats: dict[str, QuantFormat] = {}
+        self._table: Ready | None = None  # the embedding's, from embedding() to head()
 
     def vector(self, name: str) -> Tensor:
         """A norm weight, whole on every rank."""
@@ -69,15 +76,22 @@ class Weights:
 
     def embedding(self) -> Embedding:
         tensor = self._checkpoint.load(_EMBEDDING)
-        return Embedding(self._format(tensor.format), self._cut(tensor, "none", _EMBEDDING))
+        fmt = self._format(tensor.format)
+        table = fmt.finish(self._cut(tensor, "none", _EMBEDDING))
+        if _HEAD not in self._names:
+            self._table = table
+        return Embedding(fmt, table)
 
     def head(self) -> Head:
-        """The output layer, or the embedding again where they are tied. Cut by vocabulary if that divides."""
+        """The output layer, or the embedding again where they are tied. Cut by vocabulary if that divides; a
+        tied one that is whole shares the embedding's memory."""
         tensor = self._checkpoint.load(_HEAD if _HEAD in self._names else _EMBEDDING)
         split = self.group.size > 1 and tensor.shape[0] % self.group.size == 0
         fmt = self._format(tensor.format)
-        stored = self._cut(tensor, "column" if split else "none", tensor.name)
-        return Head(Part(fmt, fmt.finish(stored)), self.group, split)
+        ready, self._table = self._table, None
+        if split or ready is None:
+            ready = fmt.finish(self._cut(tensor, "column" if split else "none", tensor.name))
+        return Head(Part(fmt, ready), self.group, split)
 
     def _format(self, name: str) -> QuantFormat:
         if name not in self._formats:

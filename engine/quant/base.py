@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from engine.registry import Registry
 from engine.select import Needs
+
+if TYPE_CHECKING:
+    from engine.kernels.cpu.ops import NativeKernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +39,13 @@ Stored = Mapping[str, Tensor]
 """A weight as the checkpoint keeps it, or a rank's slice of it: one tensor per name in params()."""
 
 Ready = Mapping[str, Any]
-"""A weight as apply() wants it: finish()'s result, opaque to everyone else."""
+"""A weight as apply() and rows() want it: finish()'s result, opaque to everyone else."""
 
 
 class QuantFormat(Protocol):
     """How a linear layer's weight is stored and multiplied. One instance per stored type and compute dtype.
 
-    A weight has two lives. Stored: sliced, concatenated, looked up by row, dequantized. Ready: multiplied.
+    A weight has two lives. Stored: sliced, concatenated, dequantized. Ready: multiplied, looked up by row.
     """
 
     needs: ClassVar[Needs]
@@ -58,10 +61,13 @@ class QuantFormat(Protocol):
     def apply(self, x: Tensor, ready: Ready, bias: Tensor | None = None) -> Tensor:
         """x [T, in] @ weight.T + bias -> [T, out], in x's dtype."""
 
+    def weight_bytes(self, ready: Ready, rows: int) -> int:
+        """Bytes of the weight that apply() reads for x of `rows` rows."""
+
     def dequantize(self, stored: Stored) -> Tensor:
         """The weight, float32 [out, in]."""
 
-    def rows(self, stored: Stored, ids: Tensor) -> Tensor:
+    def rows(self, ready: Ready, ids: Tensor) -> Tensor:
         """Rows `ids` [T] of the weight in the compute dtype, [T, in]: embedding look-up."""
 
 
@@ -74,9 +80,9 @@ FORMATS: Registry[QuantFormat] = Registry(
 )
 
 
-def format_for(stored_format: str, dtype: torch.dtype, native: bool) -> QuantFormat:
+def format_for(stored_format: str, dtype: torch.dtype, native: NativeKernels | None) -> QuantFormat:
     """The format of a checkpoint tensor (StoredTensor.format: "none", or a ggml type such as "q4_1"),
-    computing in `dtype`. `native`: the compiled CPU kernels are available and wanted."""
+    computing in `dtype`. `native`: the compiled CPU kernels to use, if any."""
     if stored_format == "none":
         from engine.quant.none import Unquantized
 

@@ -30,8 +30,12 @@ class Unquantized:
     def apply(self, x: Tensor, ready: Ready, bias: Tensor | None = None) -> Tensor:
         return functional.linear(x, ready["weight"], bias)
 
+    def weight_bytes(self, ready: Ready, rows: int) -> int:
+        weight: Tensor = ready["weight"]
+        return weight.nbytes
+
     def dequantize(self, stored: Stored) -> Tensor:
         return stored["weight"].float()
 
-    def rows(self, stored: Stored, ids: Tensor) -> Tensor:
-        return functional.embedding(ids, stored["weight"]).to(self.dtype)
+    def rows(self, ready: Ready, ids: Tensor) -> Tensor:
+        return functional.embedding(ids, ready["weight"])

@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.kv.storage import KVStorage
 from engine.models import Model
 from engine.runner.batch import ForwardBatch, build_batch
+from engine.runner.graphs import DecodeGraphs
 from engine.runner.sampler import Sampler
 from engine.spec.base import Proposer
 from engine.types import NewSequence, SeqSlice, SliceResult, StepPlan, StepResult, TokenLogprob
@@ -29,6 +30,7 @@ class Runner:
         proposer: Proposer,
         block_size: int,
         device: torch.device,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._model = model
         self._storage = storage
@@ -36,7 +38,16 @@ class Runner:
         self._proposer = proposer
         self._block_size = block_size
         self._device = device
+        self._graphs = graphs
         self._known: dict[int, NewSequence] = {}
+
+    @property
+    def model(self) -> Model:
+        return self._model
+
+    @property
+    def storage(self) -> KVStorage:
+        return self._storage
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -44,6 +55,8 @@ class Runner:
         self._register(plan)
         if not plan.slices:
             return StepResult(plan.step_id, ())
+        if self._graphs is not None and (logits := self._graphs.logits(plan.slices)) is not None:
+            return StepResult(plan.step_id, self._decoded(plan.slices, logits))
         batch = build_batch(plan.slices, self._block_size, self._device)
         hidden = self._model.forward(batch, self._storage.layers)
         ends = _ends(plan.slices)
@@ -64,6 +77,11 @@ class Runner:
                 )
             )
         return StepResult(plan.step_id, tuple(results))
+
+    def _decoded(self, slices: Seq[SeqSlice], logits: Tensor) -> tuple[SliceResult, ...]:
+        """Every slice sampled after its one token. (A prompt has no token left to score there.)"""
+        sampled = self._sampler.sample([s.seq_id for s in slices], [s.start + 1 for s in slices], logits)
+        return tuple(SliceResult((token,), () if logprob is None else (logprob,)) for token, logprob in sampled)
 
     def _register(self, plan: StepPlan) -> None:
         self._sampler.forget(plan.finished)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -35,6 +36,7 @@ class _State:
     bias: npt.NDArray[np.float32]
     banned: Ids  # while the output is shorter than min_tokens
     history: TokenHistory | None  # None: no penalty needs it
+    plain: bool  # just the most likely token, of logits as they are
 
     @property
     def ranked(self) -> bool:
@@ -68,16 +70,19 @@ class Sampler:
         # A banned token outside the min_tokens window costs nothing, so the set is worked out only if needed.
         banned = self._eos_ids | p.stop_token_ids if p.min_tokens > 0 else frozenset()
         counts_prompt = p.repetition_penalty != 1.0
+        history = TokenHistory(new.prompt if counts_prompt else (), self._vocab_size) if has_penalties(p) else None
+        greedy = p.temperature < GREEDY_BELOW or p.top_k == 1 or p.top_p <= 0.0
         self._states[new.seq_id] = _State(
             params=p,
             seed=new.seed,
             num_prompt=len(new.prompt),
-            greedy=p.temperature < GREEDY_BELOW or p.top_k == 1 or p.top_p <= 0.0,
+            greedy=greedy,
             top_k=p.top_k if 0 < p.top_k < self._vocab_size else 0,
             bias_ids=np.fromiter(bias, np.int64, len(bias)),
             bias=np.clip(np.fromiter(bias.values(), np.float64, len(bias)), -_MAX_BIAS, _MAX_BIAS).astype(np.float32),
             banned=valid_ids(banned, self._vocab_size),
-            history=TokenHistory(new.prompt if counts_prompt else (), self._vocab_size) if has_penalties(p) else None,
+            history=history,
+            plain=greedy and not (bias or banned or history or p.logprobs is not None),
         )
 
     def forget(self, seq_ids: Seq[int]) -> None:
@@ -102,6 +107,8 @@ class Sampler:
             _rewind(seq_id, state, position)
         peaks, best = row_argmax(logits)
         _check_finite(seq_ids, peaks)
+        if all(s.plain for s in states):
+            return [(token, None) for token in best.tolist()]
 
         scored = [i for i, s in enumerate(states) if s.params.logprobs is not None]
         raw = logits[scored] if scored else None  # a copy, before the edits
@@ -194,6 +201,6 @@ def _rewind(seq_id: int, state: _State, position: int) -> None:
 
 def _check_finite(seq_ids: Seq[int], peaks: Tensor) -> None:
     """A row's peak is NaN if any logit is, and minus infinity only if all are."""
-    bad = (~torch.isfinite(peaks)).nonzero()[:, 0].tolist()
-    if bad:
-        raise EngineError(f"the model gave logits without a finite maximum for sequence {seq_ids[bad[0]]}")
+    for seq_id, peak in zip(seq_ids, peaks.tolist(), strict=True):
+        if not math.isfinite(peak):
+            raise EngineError(f"the model gave logits without a finite maximum for sequence {seq_id}")

@@ -64,6 +64,7 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, kv: KVCache, max_model_len: int, eos_ids: frozenset[int]) -> None:
         self._kv = kv
+        self._block_size = kv.block_size
         self._max_model_len = max_model_len
         self._eos_ids = eos_ids
         self._budget = config.max_num_batched_tokens
@@ -225,7 +226,7 @@ class Scheduler:
             if seq.phase is Phase.RUNNING:  # not a victim of the ones before it
                 if seq.drafts:  # never at the price of another's only token
                     seq.drafts = seq.drafts[: step.budget - unserved]
-                self._extend(seq, seq.num_pending, step)
+                self._extend(seq, 1 + len(seq.drafts), step)
             unserved -= 1
         if len(decodes) == len(running):
             return
@@ -280,16 +281,16 @@ class Scheduler:
             step.grant(seq, min(seq.num_pending, step.budget))
 
     def _slice(self, seq: Sequence, num_tokens: int) -> SeqSlice:
-        start = seq.num_computed
+        start, tokens, blocks, drafts = seq.num_computed, seq.tokens, seq.blocks, seq.drafts
         end = start + num_tokens
-        num_blocks = -(-end // self._kv.block_size)
+        num_blocks = -(-end // self._block_size)
         return SeqSlice(
-            seq_id=seq.seq_id,
-            token_ids=tuple(seq.tokens[start:end]) + seq.drafts,
-            start=start,
-            block_ids=tuple(seq.blocks if num_blocks == len(seq.blocks) else seq.blocks[:num_blocks]),
-            sample=end >= len(seq.tokens) and seq.request.sampling.max_tokens > 0,
-            num_drafts=len(seq.drafts),
+            seq.seq_id,
+            (*tokens[start:end], *drafts),
+            start,
+            tuple(blocks if num_blocks == len(blocks) else blocks[:num_blocks]),
+            end >= len(tokens) and seq.request.sampling.max_tokens > 0,
+            len(drafts),
         )
 
     def _advance(self, seq: Sequence, piece: SeqSlice, got: SliceResult, now_s: float) -> SeqUpdate | None:
@@ -310,18 +311,12 @@ class Scheduler:
         elif end == len(seq.tokens):
             reason = FinishReason.LENGTH  # max_tokens is 0: only the prompt was to be computed
         seq.num_computed = end
-        self._kv.commit(seq)
+        if end // self._block_size != piece.start // self._block_size:
+            self._kv.commit(seq)
         if reason:
             self.finish(seq.seq_id, reason)
         else:
-            seq.drafts = useful_drafts(seq, got.drafts, self._max_model_len)
+            seq.drafts = useful_drafts(seq, got.drafts, self._max_model_len) if got.drafts else ()
         if not (count or reason or got.prompt_logprobs):
             return None
-        return SeqUpdate(
-            seq=seq,
-            token_ids=got.token_ids[:count],
-            logprobs=got.logprobs[:count],
-            prompt_logprob_start=piece.start + 1,
-            prompt_logprobs=got.prompt_logprobs,
-            finish_reason=reason,
-        )
+        return SeqUpdate(seq, got.token_ids[:count], got.logprobs[:count], piece.start + 1, got.prompt_logprobs, reason)

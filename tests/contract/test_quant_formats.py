@@ -17,12 +17,14 @@ from torch.nn import functional
 
 from engine.errors import ConfigError
 from engine.kernels import cpu
+from engine.kernels.cpu.ops import NativeKernels
 from engine.models.checkpoint import open_checkpoint
 from engine.parallel.sharding import features, rank_range
 from engine.quant.base import FORMATS, QuantFormat, format_for, fuse
 from engine.quant.gguf_codecs import CODECS
 
 OUT, IN = 24, 1536
+NATIVE = NativeKernels() if cpu.available() else None
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Sample:
 def none_samples() -> Iterator[Sample]:
     for dtype, error in ((torch.float32, 0.0), (torch.bfloat16, 2**-8)):
         yield Sample(
-            f"none-{dtype}", format_for("none", torch.float32, False), lambda w, d=dtype: {"weight": w.to(d)}, error
+            f"none-{dtype}", format_for("none", torch.float32, None), lambda w, d=dtype: {"weight": w.to(d)}, error
         )
 
 
@@ -60,7 +62,7 @@ def gguf_samples() -> Iterator[Sample]:
                 raw = rng.integers(0, 48, shape, dtype=np.uint8)  # float16 below 2: no infinities
             return {"blocks": torch.from_numpy(raw.reshape(shape).copy())}
 
-        for native in (False, True) if CODECS[kind].decode else (False,):
+        for native in (None, NATIVE) if NATIVE and CODECS[kind].decode else (None,):
             label = f"gguf-{kind}{'-native' if native else ''}"
             yield Sample(label, format_for(kind, torch.float32, native), store, errors.get(kind, float("inf")))
 
@@ -71,11 +73,8 @@ each_sample = pytest.mark.parametrize("sample", ALL, ids=str)
 
 
 @pytest.fixture(autouse=True)
-def surroundings(request: pytest.FixtureRequest) -> None:
+def surroundings() -> None:
     torch.set_num_threads(1)
-    sample = request.node.callspec.params.get("sample") if hasattr(request.node, "callspec") else None
-    if sample and sample.label.endswith("native") and not cpu.available():
-        pytest.skip("the compiled CPU kernels are not available here")
 
 
 def weight(out: int = OUT, inp: int = IN, seed: int = 0) -> Tensor:
@@ -132,7 +131,7 @@ def test_apply_is_the_product_with_the_dequantized_weight(sample: Sample, num_to
 def test_rows_are_the_dequantized_weights_rows(sample: Sample) -> None:
     stored = sample.store(weight())
     ids = torch.tensor([3, OUT - 1, 3, 0])
-    assert torch.equal(sample.format.rows(stored, ids), sample.format.dequantize(stored)[ids])
+    assert torch.equal(sample.format.rows(sample.format.finish(stored), ids), sample.format.dequantize(stored)[ids])
 
 
 @each_sample
@@ -173,13 +172,13 @@ def test_fused_layers_are_their_parts_side_by_side(sample: Sample) -> None:
 @each_sample
 def test_compute_dtype_is_the_inputs(sample: Sample) -> None:
     kind = "none" if "blocks" not in sample.store(weight(1)) else sample.label.split("-")[1]
-    fmt = format_for(kind, torch.bfloat16, sample.label.endswith("native"))
+    fmt = format_for(kind, torch.bfloat16, NATIVE if sample.label.endswith("native") else None)
     stored = sample.store(weight())
     x = weight(2, seed=1).bfloat16()
     got = fmt.apply(x, fmt.finish(stored))
     assert got.dtype is torch.bfloat16
     close(got.float(), functional.linear(x.float(), fmt.dequantize(stored)), 0.03)
-    assert fmt.rows(stored, torch.tensor([1])).dtype is torch.bfloat16
+    assert fmt.rows(fmt.finish(stored), torch.tensor([1])).dtype is torch.bfloat16
 
 
 @pytest.mark.parametrize("kind", ["hf", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "BF16"])
@@ -189,7 +188,7 @@ def test_checkpoint_round_trip(tmp_path: Path, kind: str) -> None:
     model = hf_model("llama").state_dict()
     for name in ("model.layers.1.self_attn.q_proj.weight", "model.layers.0.mlp.down_proj.weight"):
         loaded = checkpoint.load(name)
-        fmt = format_for(loaded.format, torch.float32, False)
+        fmt = format_for(loaded.format, torch.float32, None)
         (only,) = fmt.params(loaded.shape[1], loaded.shape[0])
         w = fmt.dequantize({only: loaded.data})
         limit = {"hf": 0.0, "BF16": 2**-8, "Q8_0": 0.01}.get(kind, 0.15)

@@ -87,12 +87,12 @@ def test_help_is_quick_because_it_imports_nothing_heavy() -> None:
 # A grandchild in a session of its own that ignores SIGTERM: what a runaway worker looks like.
 _SUPERVISED = """
 import signal, subprocess, sys, time
-from deployments.cli.supervise import supervised
+from deployments.cli.supervise import STOP, supervised
 def work():
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)"
     stubborn = deaf + "; time.sleep(600)"
     def stop(*_): print("stopping", flush=True); MODE == "obey" and sys.exit(7)
-    signal.signal(signal.SIGTERM, stop)
+    signal.signal(STOP, stop)
     subprocess.Popen([sys.executable, "-c", stubborn], start_new_session=True)
     while True: time.sleep(0.05)
 sys.exit(supervised(work))

@@ -1,7 +1,8 @@
 """Compiled CPU kernels (C++, AVX-512 where the machine has it) for float32 activations.
 
-`src/` is compiled at first use (`build`) and called through ctypes (`ops`), which releases the GIL. To add an
-op: one .cpp file with an extern "C" function, its checked wrapper in `ops`, its torch twin in
+`src/` is compiled at first use (`build`) and called through ctypes (`ops`), which releases the GIL. `tape` records
+calls and replays them as one. To add an op: one .cpp file with an extern "C" function of a pointer to its arguments,
+its checked wrapper in `ops` (outputs from `_empty`, the call through `_run`), its torch twin in
 `engine.kernels.reference`.
 """
 

@@ -1,26 +1,28 @@
-"""Thin checked wrappers over the compiled kernels. Tensors are float32 on the CPU unless said otherwise."""
+"""Checked wrappers over the compiled kernels. Tensors are float32 on the CPU unless said otherwise."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.kernels.cpu.build import library
-from engine.kernels.cpu.packing import PackedWeight, pack_codes, unpack
+from engine.kernels.cpu.packing import PackedWeight
+from engine.kernels.cpu.tape import BufferPool, NativeFunction, Tape
 from engine.select import Needs
 
-__all__ = ["NativeKernels", "PackedWeight", "PagedContext", "pack_codes", "packed_linear", "unpack"]
+__all__ = ["NativeKernels", "PackedWeight", "PagedContext"]
 
 KV_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 MAX_HEAD_DIM = 256
 HEAD_DIM_STEP = 16
+KEY_GROUP = 16  # keys that a vector holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,10 @@ class PagedContext:
 
 
 class NativeKernels:
-    """The compiled kernels as methods; each runs on at most torch.get_num_threads() threads."""
+    """The compiled kernels as methods; each runs on at most torch.get_num_threads() threads.
+
+    A rank's layers share one instance, so that what they call can be recorded. One thread at a time.
+    """
 
     needs: ClassVar[Needs] = Needs(devices=frozenset({"cpu"}), dtypes=frozenset({"float32"}), native=True)
 
@@ -54,25 +59,54 @@ class NativeKernels:
         lib = lib or library()
         if lib is None:
             raise ConfigError("the compiled CPU kernels are not available on this machine")
-        self._packed_linear = _function(lib, "sluice_packed_linear", "piipiiiiiipi")
-        self._attention = _function(lib, "sluice_attention", "pipipippiiiiippppiiiiiifpi")
-        self._rms_norm = _function(lib, "sluice_rms_norm", "pipipiifpi")
-        self._rope = _function(lib, "sluice_rope", "piipiiippipii")
-        self._silu_mul = _function(lib, "sluice_silu_mul", "piiipi")
+        self._lib = lib
+        self._tape: Tape | None = None
+        self._packed_linear = NativeFunction(lib, "sluice_packed_linear", "Pqq Pqqqqqq PPqq")
+        self._packed_rows = NativeFunction(lib, "sluice_packed_rows", "Pqqqqqq PPqq")
+        self._attention = NativeFunction(lib, "sluice_attention", "PPPqqq PPq qqqq qqqq q PPPP qqqqqq dPq")
+        self._rms_norm = NativeFunction(lib, "sluice_rms_norm", "Pqqq Pq PdP qq")
+        self._rope = NativeFunction(lib, "sluice_rope", "Pqq Pqqq PPqP qq")
+        self._silu_mul = NativeFunction(lib, "sluice_silu_mul", "Pqq Pqq")
 
-    def packed_linear(self, x: Tensor, w: PackedWeight) -> Tensor:
-        """x [T, in] @ w^T -> [T, out]. Off the float32 result by the rounding of x to 16 bits per 32 features."""
+    @contextmanager
+    def record(self, buffers: BufferPool) -> Iterator[Tape]:
+        """Calls run as always and are noted on the tape, which can be replayed once the block is left. Their
+        outputs come from `buffers`. Ops of others (torch, numpy) are not noticed."""
+        assert self._tape is None, "recording already"
+        tape = self._tape = Tape(self._lib, buffers)
+        try:
+            yield tape
+        finally:
+            self._tape = None
+            tape.finish()
+
+    def packed_linear(self, x: Tensor, w: PackedWeight, bias: Tensor | None = None) -> Tensor:
+        """x [T, in] @ w^T + bias -> [T, out]. Off the float32 result by the rounding of x to 16 bits per 32
+        features. bias is [out], contiguous."""
         rows, features = x.shape
         if features != w.in_features:
             raise ValueError(f"x has {features} features, the weight takes {w.in_features}")
         _check(x)
-        y = torch.empty(rows, w.out_features)
-        _, groups, block_bytes = w.data.shape
-        self._packed_linear(
-            x.data_ptr(), x.stride(0), rows, w.data.data_ptr(), block_bytes, groups, w.out_features, w.bits,
-            w.half, w.center, y.data_ptr(), torch.get_num_threads(),
+        if bias is not None:
+            _check(bias)
+            if bias.shape != (w.out_features,):
+                raise ValueError(f"bias is {tuple(bias.shape)}, the weight has {w.out_features} output features")
+        y = self._empty(rows, w.out_features)
+        self._run(
+            self._packed_linear, x.data_ptr(), x.stride(0), rows, *w.arguments,
+            0 if bias is None else bias.data_ptr(), y.data_ptr(), w.out_features, torch.get_num_threads(),
         )  # fmt: skip
         return y
+
+    def packed_rows(self, w: PackedWeight, ids: Tensor) -> Tensor:
+        """Rows `ids` [T] int64 of the weight, [T, in]. ids must lie in [0, out): nothing checks that."""
+        if ids.dtype is not torch.int64 or not ids.is_contiguous():
+            raise ValueError(f"ids must be contiguous int64, got {ids.dtype} {ids.stride()}")
+        out = self._empty(ids.shape[0], w.in_features)
+        self._run(
+            self._packed_rows, *w.arguments, ids.data_ptr(), out.data_ptr(), ids.shape[0], torch.get_num_threads()
+        )
+        return out
 
     def paged_attention(
         self, q: Tensor, k: Tensor, v: Tensor, kv: tuple[Tensor, Tensor], context: PagedContext, scale: float,
@@ -80,13 +114,14 @@ class NativeKernels:
     ) -> Tensor:  # fmt: skip
         """Write k, v [T, KVH, D] at the slots of kv, then attend q [T, H, D]; returns [T, H * D].
 
-        kv = (K, V), each [blocks, block_size, KVH, D] in float32, float16 or bfloat16. D is a multiple of 16
-        up to 256. The rows of sequence b are the last of its seq_lens[b] tokens.
+        kv = (K, V), each [blocks, block_size, KVH, D] in float32, float16 or bfloat16, with the features of a
+        head side by side. K is read faster if the slots of a block are side by side instead, which takes a
+        block_size that is a multiple of 16. D is a multiple of 16 up to 256. The rows of sequence b are the
+        last of its seq_lens[b] tokens.
         """
         rows, heads, dim = q.shape
         k_cache, v_cache = kv
         _, block_size, kv_heads, _ = k_cache.shape
-        block_stride, slot_stride, head_stride, last = strides = k_cache.stride()
         _check_heads(q)
         _check_heads(k)
         _check_heads(v)
@@ -94,14 +129,17 @@ class NativeKernels:
             raise ValueError(f"head_dim must be a multiple of 16 up to 256 and heads of kv_heads, got q {q.shape}")
         if k.shape != (rows, kv_heads, dim) or v.shape != k.shape or context.slots.shape[0] != rows:
             raise ValueError(f"q {q.shape}, k {k.shape}, v {v.shape}, slots and K cache {k_cache.shape} disagree")
-        if v_cache.stride() != strides or v_cache.dtype is not k_cache.dtype or last != 1:
-            raise ValueError("the K and V caches must have the same dtype and strides, the last 1")
-        out = torch.empty(rows, heads * dim)
-        self._attention(
-            q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), k_cache.data_ptr(),
-            v_cache.data_ptr(), KV_TYPES[k_cache.dtype], block_stride, slot_stride, head_stride, block_size,
-            *context.arguments, heads, kv_heads, dim, -1 if window is None else window, scale, out.data_ptr(),
-            torch.get_num_threads(),
+        if v_cache.shape != k_cache.shape or v_cache.dtype is not k_cache.dtype:
+            raise ValueError(f"the caches differ: K {k_cache.shape} {k_cache.dtype}, V {v_cache.shape} {v_cache.dtype}")
+        by_feature = k_cache.stride(1) == 1 and block_size % KEY_GROUP == 0
+        if v_cache.stride(3) != 1 or (k_cache.stride(3) != 1 and not by_feature):
+            raise ValueError(f"cannot read caches with strides {k_cache.stride()}, {v_cache.stride()}")
+        out = self._empty(rows, heads * dim)
+        self._run(
+            self._attention, q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0),
+            k_cache.data_ptr(), v_cache.data_ptr(), KV_TYPES[k_cache.dtype], *k_cache.stride(), *v_cache.stride(),
+            block_size, *context.arguments, heads, kv_heads, dim, -1 if window is None else window, scale,
+            out.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         return out
 
@@ -113,21 +151,25 @@ class NativeKernels:
         return self._norm(x, residual, weight, eps), residual
 
     def _norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        _check(x)
         _check(weight)
-        rows, features = x.shape
-        pointer, stride = None, 0
+        if x.dim() == 3:
+            _check_heads(x)
+        else:
+            _check(x)
+        rows, features = x.shape[0], x.shape[-1]
+        heads = x.shape[1] if x.dim() == 3 else 1
+        pointer, stride = 0, 0
         if residual is not None:
             _check(residual)
             pointer, stride = residual.data_ptr(), residual.stride(0)
         if weight.shape != (features,) or (residual is not None and residual.shape != x.shape):
             raise ValueError(f"x {x.shape} and its residual or weight {weight.shape} disagree")
-        out = torch.empty(rows, features)
-        self._rms_norm(
-            x.data_ptr(), x.stride(0), pointer, stride, weight.data_ptr(), rows, features, eps, out.data_ptr(),
-            torch.get_num_threads(),
+        out = self._empty(rows, heads * features)
+        self._run(
+            self._rms_norm, x.data_ptr(), x.stride(0), heads, features, pointer, stride, weight.data_ptr(), eps,
+            out.data_ptr(), rows, torch.get_num_threads(),
         )  # fmt: skip
-        return out
+        return out.view(x.shape)
 
     def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> None:
         rows, heads, dim = q.shape
@@ -138,27 +180,28 @@ class NativeKernels:
             raise ValueError(f"cos and sin must be contiguous and alike, at most head_dim / 2 wide; got {cos.shape}")
         if positions.dtype is not torch.int64 or positions.shape != (rows,) or k.shape[0] != rows:
             raise ValueError(f"positions must be int64, one per row; got {positions.dtype} {positions.shape}")
-        self._rope(
-            q.data_ptr(), q.stride(0), heads, k.data_ptr(), k.stride(0), k.shape[1], dim, cos.data_ptr(),
+        self._run(
+            self._rope, q.data_ptr(), q.stride(0), heads, k.data_ptr(), k.stride(0), k.shape[1], dim, cos.data_ptr(),
             sin.data_ptr(), half, positions.data_ptr(), rows, torch.get_num_threads(),
         )  # fmt: skip
 
     def silu_mul(self, x: Tensor) -> Tensor:
         _check(x)
         rows, features = x.shape
-        out = torch.empty(rows, features // 2)
-        self._silu_mul(x.data_ptr(), x.stride(0), rows, features // 2, out.data_ptr(), torch.get_num_threads())
+        out = self._empty(rows, features // 2)
+        self._run(
+            self._silu_mul, x.data_ptr(), x.stride(0), features // 2, out.data_ptr(), rows, torch.get_num_threads()
+        )
         return out
 
+    def _empty(self, rows: int, columns: int) -> Tensor:
+        return torch.empty(rows, columns) if self._tape is None else self._tape.buffers.empty(rows, columns)
 
-@cache
-def _default() -> NativeKernels:
-    return NativeKernels()
-
-
-def packed_linear(x: Tensor, w: PackedWeight) -> Tensor:
-    """NativeKernels.packed_linear with the machine's library. Raises ConfigError where there is none."""
-    return _default().packed_linear(x, w)
+    def _run(self, function: NativeFunction, *arguments: int | float) -> None:
+        packed = function.pack(*arguments)
+        function.call(packed)
+        if self._tape is not None:
+            self._tape.append(function, packed)
 
 
 def _check(x: Tensor) -> None:
@@ -171,12 +214,3 @@ def _check_heads(x: Tensor) -> None:
     _check(x)
     if x.shape[1] > 1 and x.stride(1) != x.shape[2]:
         raise ValueError(f"heads must be dense within a row, got {x.shape} with strides {x.stride()}")
-
-
-def _function(lib: ctypes.CDLL, name: str, kinds: str) -> Callable[..., Any]:
-    """A C function; kinds: p pointer, i int64, f float."""
-    types: dict[str, Any] = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
-    function = lib[name]
-    function.argtypes = [types[kind] for kind in kinds]
-    function.restype = None
-    return function

@@ -1,4 +1,4 @@
-"""Weights in the layout of src/packed_linear.cpp: y = x @ (d * codes + m)^T, d and m per 32 input features."""
+"""Weights in the layout of src/packed.h: y = x @ (d * codes + m)^T, d and m per 32 input features."""
 
 from __future__ import annotations
 
@@ -31,6 +31,12 @@ class PackedWeight:
     @property
     def nbytes(self) -> int:
         return self.data.nbytes
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """The fields of the C struct."""
+        _, groups, block_bytes = self.data.shape
+        return (self.data.data_ptr(), block_bytes, groups, self.out_features, self.bits, self.half, self.center)
 
 
 def pack_codes(codes: Tensor, d: Tensor, m: Tensor, bits: int) -> PackedWeight:

@@ -101,7 +101,8 @@ def test_a_shorter_context_makes_a_small_pool_enough(llama):
 @pytest.mark.parametrize(
     ("settings", "dtype", "kv_dtype"),
     [
-        ({}, torch.float32, torch.float32),
+        ({}, torch.float32, torch.float16),
+        ({"kv_cache_dtype": "float32"}, torch.float32, torch.float32),
         ({"kv_cache_dtype": "bfloat16"}, torch.float32, torch.bfloat16),
         ({"dtype": "bfloat16"}, torch.bfloat16, torch.bfloat16),
         ({"dtype": "bfloat16", "kv_cache_dtype": "float32"}, torch.bfloat16, torch.float32),

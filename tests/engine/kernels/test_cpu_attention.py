@@ -39,24 +39,24 @@ class Sequences:
     """Random sequences in a paged cache whose unused slots are NaN. Only what precedes each sequence's
     queries is in the cache; run() brings the rest."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, contexts: list[int] = CONTEXTS, queries: list[int] = QUERIES) -> None:
         torch.manual_seed(0)  # two of the same case are equal
         self.case = c = case
         self.tokens = [
             (torch.randn(n, c.heads, c.dim) * 2, torch.randn(n, c.kv_heads, c.dim), torch.randn(n, c.kv_heads, c.dim))
-            for n in CONTEXTS
+            for n in contexts
         ]
-        counts = [-(-n // c.block_size) for n in CONTEXTS]
+        counts = [-(-n // c.block_size) for n in contexts]
         blocks = random.Random(0).sample(range(sum(counts) + 3), sum(counts))
-        self.table = torch.zeros(len(CONTEXTS), max(counts), dtype=torch.int32)
+        self.table = torch.zeros(len(contexts), max(counts), dtype=torch.int32)
         for row, count in zip(self.table, counts, strict=True):
             row[:count] = torch.tensor([blocks.pop() for _ in range(count)])
         shape = (sum(counts) + 3, c.block_size, c.kv_heads, c.dim)
         self.kv = (torch.full(shape, torch.nan, dtype=c.kv_dtype), torch.full(shape, torch.nan, dtype=c.kv_dtype))
-        for b, (n, queries) in enumerate(zip(CONTEXTS, QUERIES, strict=True)):
-            slots = self.slots(b, 0, n - queries)
+        for b, (n, count) in enumerate(zip(contexts, queries, strict=True)):
+            slots = self.slots(b, 0, n - count)
             for cache, new in zip(self.kv, self.tokens[b][1:], strict=True):
-                cache.view(-1, c.kv_heads, c.dim)[slots] = new[: n - queries].to(c.kv_dtype)
+                cache.view(-1, c.kv_heads, c.dim)[slots] = new[: n - count].to(c.kv_dtype)
 
     def slots(self, b: int, begin: int, end: int) -> Tensor:
         at = torch.arange(begin, end)
@@ -133,6 +133,33 @@ def test_writes_exactly_the_slots(kernels, case):
 @pytest.mark.parametrize("case", CASES[:2], ids=str)
 def test_every_build_gives_the_same_bits(kernels, native, case):
     assert torch.equal(Sequences(case).run(kernels, *last_rows()), Sequences(case).run(native, *last_rows()))
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.block_size % 16 == 0], ids=str)
+def test_keys_by_feature_give_the_same_bits(kernels, case):
+    usual, by_feature = Sequences(case), Sequences(case)
+    k, v = by_feature.kv
+    k = k.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    by_feature.kv = (k, v.transpose(1, 2).contiguous().transpose(1, 2))
+    for rows in (last_rows(), [(b, n - 1, n) for b, n in enumerate(CONTEXTS)]):
+        assert torch.equal(by_feature.run(kernels, *rows), usual.run(kernels, *rows))
+    for a, b in zip(by_feature.kv, usual.kv, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("window", [None, 300])
+def test_a_long_context_is_shared_out_without_changing_a_bit(kernels, window):
+    """Spans go to different threads if there is little else to share; a chunk walks them one by one."""
+    case, length = Case(6, 2, 32, 16, window=window), 1000
+    sequences = Sequences(case, [length, 1], [1, 1])
+    whole = sequences.run(kernels, (0, 0, length))
+    want = sequences.oracle(0)
+    torch.testing.assert_close(whole.double(), want, rtol=1e-5, atol=1e-5)
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        for at in (255, 256, 257, 600, 999):
+            assert torch.equal(sequences.run(kernels, (0, at, at + 1)), whole[at : at + 1])
+        assert torch.equal(sequences.run(kernels, (1, 0, 1), (0, 990, 1000))[1:], whole[990:])
 
 
 def test_strided_caches(native):

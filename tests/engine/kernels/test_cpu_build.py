@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.kernels.cpu import build
-from engine.kernels.cpu.ops import pack_codes
+from engine.kernels.cpu.packing import pack_codes
 
 ROOT = Path(__file__).parents[3]
 

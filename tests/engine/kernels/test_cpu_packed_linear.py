@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine.kernels import reference
-from engine.kernels.cpu.ops import PackedWeight, pack_codes, packed_linear, unpack
+from engine.kernels.cpu.packing import PackedWeight, pack_codes, unpack
 
 SHAPES = [(1, 32), (31, 64), (33, 576), (70, 96), (96, 1536)]
 ROWS = [1, 2, 3, 7, 13, 40]
@@ -88,6 +88,22 @@ def test_strided_rows(kernels):
     assert torch.equal(kernels.packed_linear(x[:, 16:80], packed), kernels.packed_linear(x[:, 16:80].clone(), packed))
 
 
+def test_bias(kernels):
+    packed, bias = pack_codes(*weight(49, 64, 4, "minima"), 4), torch.randn(49)
+    x = torch.randn(5, 64)
+    assert torch.equal(kernels.packed_linear(x, packed, bias), kernels.packed_linear(x, packed) + bias)
+
+
+@pytest.mark.parametrize("kind", ["symmetric", "minima", "wide"])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rows(kernels, shape, bits, kind):
+    codes, d, m = weight(*shape, bits, kind)
+    ids = torch.cat([torch.arange(shape[0]).flip(0), torch.tensor([0, 0])])
+    want = codes.view(shape[0], -1, 32).float() * d[..., None] + m[..., None]
+    assert torch.equal(kernels.packed_rows(pack_codes(codes, d, m, bits), ids), want.flatten(1)[ids])
+
+
 def test_no_rows(kernels):
     packed = pack_codes(*weight(48, 64, 4, "minima"), 4)
     assert kernels.packed_linear(torch.empty(0, 64), packed).shape == (0, 48)
@@ -118,6 +134,10 @@ def test_pack_refuses(shape, bits):
 def test_refuses_what_does_not_fit(native):
     packed: PackedWeight = pack_codes(*weight(48, 64, 4, "minima"), 4)
     with pytest.raises(ValueError, match="takes 64"):
-        packed_linear(torch.randn(2, 96), packed)
+        native.packed_linear(torch.randn(2, 96), packed)
     with pytest.raises(ValueError, match="float32"):
-        packed_linear(torch.randn(2, 64, dtype=torch.bfloat16), packed)
+        native.packed_linear(torch.randn(2, 64, dtype=torch.bfloat16), packed)
+    with pytest.raises(ValueError, match="48 output features"):
+        native.packed_linear(torch.randn(2, 64), packed, torch.randn(47))
+    with pytest.raises(ValueError, match="int64"):
+        native.packed_rows(packed, torch.tensor([1], dtype=torch.int32))

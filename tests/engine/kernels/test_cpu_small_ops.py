@@ -20,6 +20,12 @@ def test_rms_norm(kernels, shape):
     torch.testing.assert_close(kernels.rms_norm(x, w, 1e-5).double(), want, rtol=1e-6, atol=1e-6)
 
 
+def test_rms_norm_of_heads(kernels):
+    x, w = torch.randn(5, 7, 48)[:, 1:5], torch.randn(48)
+    want = kernels.rms_norm(x.reshape(20, 48), w, 1e-5).view(5, 4, 48)
+    assert torch.equal(kernels.rms_norm(x, w, 1e-5), want)
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_rms_norm_add(kernels, shape):
     x, residual, w = torch.randn(shape), torch.randn(shape), torch.randn(shape[1])

@@ -37,7 +37,7 @@ class Driver:
         checkpoint = open_checkpoint(path)
         group = group or SoloGroup()
         self.spec, self.block_size = checkpoint.spec, block_size
-        weights = Weights(checkpoint, group, torch.float32, CPU, native=False)
+        weights = Weights(checkpoint, group, torch.float32, CPU)
         length = max_model_len or self.spec.max_position
         self.model = load_model(checkpoint, weights, TorchKernels(), TorchPaged, block_size, length)
         kv_heads = self.spec.num_kv_heads // group.size
@@ -189,7 +189,7 @@ def test_gguf_equals_its_dequantized_weights(tmp_path, arch, quant):
 def test_parts_in_different_formats_are_run_apart(tmp_path):
     path = make_gguf(tmp_path, quant="Q4_1")
     checkpoint = open_checkpoint(path)
-    weights = Weights(checkpoint, SoloGroup(), torch.float32, CPU, native=False)
+    weights = Weights(checkpoint, SoloGroup(), torch.float32, CPU)
     at = "model.layers.0.self_attn"
     fused = weights.column(f"{at}.q_proj", f"{at}.k_proj", f"{at}.v_proj")
     assert len(fused._parts) == 1

@@ -10,22 +10,23 @@ from engine.quant.none import Unquantized
 
 
 def test_format_for() -> None:
-    assert isinstance(format_for("none", torch.float32, False), Unquantized)
-    q = format_for("q4_1", torch.bfloat16, False)
+    assert isinstance(format_for("none", torch.float32, None), Unquantized)
+    q = format_for("q4_1", torch.bfloat16, None)
     assert isinstance(q, Gguf) and q.kind == "q4_1" and q.dtype is torch.bfloat16
     with pytest.raises(ModelFileError, match="q9_9"):
-        format_for("q9_9", torch.float32, False)
+        format_for("q9_9", torch.float32, None)
 
 
 def test_params_refuse_what_blocks_cannot_hold() -> None:
-    assert Gguf("q4_1", torch.float32, False).params(64, 3)["blocks"].shape == (3, 2, 20)
+    assert Gguf("q4_1", torch.float32, None).params(64, 3)["blocks"].shape == (3, 2, 20)
     with pytest.raises(ModelFileError, match="block of 256"):
-        Gguf("q4_k", torch.float32, False).params(576, 3)
+        Gguf("q4_k", torch.float32, None).params(576, 3)
 
 
 def test_rows_in_the_compute_dtype() -> None:
     table = torch.randn(5, 4)
-    got = Unquantized(torch.bfloat16).rows({"weight": table}, torch.tensor([4, 4, 0]))
+    fmt = Unquantized(torch.bfloat16)
+    got = fmt.rows(fmt.finish({"weight": table}), torch.tensor([4, 4, 0]))
     assert got.dtype is torch.bfloat16
     assert torch.equal(got, table[[4, 4, 0]].bfloat16())
 

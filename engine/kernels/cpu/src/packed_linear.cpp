@@ -1,22 +1,16 @@
-// y = x W^T with W = d * code + m per group of 32 input features, codes of 4 or 8 bits.
+// y = x W^T + bias with W as packed.h has it.
 //
 // Activations become 16-bit integers per (row, group), so a group's dot product is exact in int32 (32 * 255 *
 // 32767 < 2^29) and only the sum over groups is rounded. A row's sum runs over groups in order whatever the
 // tile, the thread or the neighbours.
 //
-// Weights: [panel of 32 outputs][group] blocks, each
-//   codes  chunks of 64 bytes, two halves of 16 outputs each: 16-bit lane 2*j + h of a chunk holds, lowest bits
-//          first, output j's codes for k = h, 2 + h, ... of the chunk's features (8 of them at 4 bits, 4 at 8)
-//   d      32 scales, float or half
-//   m      32 minima likewise; absent when m == -center * d for one integer center
+#include "packed.h"
 #include "parallel.h"
 #include "simd.h"
 
 namespace sluice {
 namespace {
 
-constexpr int kGroup = 32;
-constexpr int kPanel = 32;
 constexpr int kRowBlock = 128;  // rows whose activations should stay in L2 while panels stream by
 constexpr int kAhead = 4;  // blocks; panels follow one another, so this runs into the next
 constexpr int kSerialQuantize = 1 << 14;  // activations
@@ -26,15 +20,16 @@ struct GroupScale {  // of one (row, group) of activations
     int32_t fold;  // of the sum of the integers: the float's bits, or times -center if the weight has one
 };
 
-struct Weight {
-    const uint8_t* data;
-    int64_t block_bytes;
-    int64_t groups;
-    int64_t out;
-    int32_t center;
+struct PackedLinear {
+    const float* x;
+    int64_t x_row, rows;
+    PackedWeight w;
+    const float* bias;  // null: none
+    float* y;
+    int64_t y_row, threads;
 };
 
-void quantize_row(const float* x, const Weight& w, int16_t* q, GroupScale* scales) {
+void quantize_row(const float* x, const PackedWeight& w, int16_t* q, GroupScale* scales) {
     for (int64_t g = 0; g < w.groups; ++g, x += kGroup, q += kGroup) {
         // The largest magnitude by its bits: infinity and NaN are larger than any number, so they reach the
         // scale and poison the result as they should.
@@ -65,13 +60,15 @@ void quantize_row(const float* x, const Weight& w, int16_t* q, GroupScale* scale
             sum += q[i];
         }
 #endif
-        scales[g].fold = w.center ? -w.center * sum : static_cast<int32_t>(bits_of(static_cast<float>(sum)));
+        scales[g].fold = w.center ? -static_cast<int32_t>(w.center) * sum
+                                  : static_cast<int32_t>(bits_of(static_cast<float>(sum)));
     }
 }
 
 // R rows times one panel.
 template <int R, int Bits, class Scale, bool Centered>
-void tile(const Weight& w, const uint8_t* block, const int16_t* q, const GroupScale* scales, float* y, int columns) {
+void tile(const PackedWeight& w, const uint8_t* block, const int16_t* q, const GroupScale* scales, const float* bias,
+          float* y, int64_t y_row, int columns) {
     constexpr int kPairs = 16 / Bits;  // feature pairs in a chunk
     constexpr int kChunks = kGroup / 2 / kPairs;
     const int64_t features = w.groups * kGroup;
@@ -108,21 +105,30 @@ void tile(const Weight& w, const uint8_t* block, const int16_t* q, const GroupSc
             }
         }
     }
-    for (int r = 0; r < R; ++r) {
-        store_first(y + r * w.out, total[r][0], columns);
-        if (columns > kLanes) store_first(y + r * w.out + kLanes, total[r][1], columns - kLanes);
+    for (int half = 0; half < 2; ++half) {
+        const int count = columns - half * kLanes;
+        if (count <= 0) break;
+        if (bias) {
+            const V add_on = load_first(bias + half * kLanes, count);
+            for (int r = 0; r < R; ++r) total[r][half] = add(total[r][half], add_on);
+        }
+        for (int r = 0; r < R; ++r) store_first(y + r * y_row + half * kLanes, total[r][half], count);
     }
 }
 
 template <int Bits, class Scale, bool Centered>
-void panel_rows(const Weight& w, int64_t panel, int64_t rows, const int16_t* q, const GroupScale* scales, float* y) {
+void panel_rows(const PackedLinear& a, int64_t panel, int64_t rows, const int16_t* q, const GroupScale* scales,
+                float* y) {
+    const PackedWeight& w = a.w;
     const uint8_t* block = w.data + panel * w.groups * w.block_bytes;
     const int columns = static_cast<int>(std::min<int64_t>(kPanel, w.out - panel * kPanel));
+    const float* bias = a.bias ? a.bias + panel * kPanel : nullptr;
     y += panel * kPanel;
     int64_t r = 0;
     const auto run = [&](auto tile_function, int n) {
         for (; r + n <= rows; r += n)
-            tile_function(w, block, q + r * w.groups * kGroup, scales + r * w.groups, y + r * w.out, columns);
+            tile_function(w, block, q + r * w.groups * kGroup, scales + r * w.groups, bias, y + r * a.y_row, a.y_row,
+                          columns);
     };
     if constexpr (kMaxRows >= 6) run(tile<6, Bits, Scale, Centered>, 6);
     if constexpr (kMaxRows >= 4) run(tile<4, Bits, Scale, Centered>, 4);
@@ -144,32 +150,30 @@ PanelRows select(int bits, bool half, bool centered) {
 }  // namespace
 }  // namespace sluice
 
-// x: rows of in_features floats, row_stride floats apart. y: [rows, out] dense. center 0: the blocks hold minima.
-extern "C" void sluice_packed_linear(const float* x, int64_t row_stride, int64_t rows, const uint8_t* data,
-                                     int64_t block_bytes, int64_t groups, int64_t out, int64_t bits, int64_t half,
-                                     int64_t center, float* y, int64_t threads) {
+extern "C" void sluice_packed_linear(const void* arguments) {
     using namespace sluice;
+    const auto* a = static_cast<const PackedLinear*>(arguments);
     thread_local Scratch codes_scratch, scales_scratch;
-    const int64_t features = groups * kGroup;
+    const PackedWeight& w = a->w;
+    const int64_t rows = a->rows, groups = w.groups, features = groups * kGroup;
     int16_t* q = codes_scratch.get<int16_t>(rows * features);
     GroupScale* scales = scales_scratch.get<GroupScale>(rows * groups);
-    const Weight w{data, block_bytes, groups, out, static_cast<int32_t>(center)};
-    const PanelRows run = select(static_cast<int>(bits), half != 0, center != 0);
+    const PanelRows run = select(static_cast<int>(w.bits), w.half != 0, w.center != 0);
 
-    const int64_t panels = (out + kPanel - 1) / kPanel;
+    const int64_t panels = (w.out + kPanel - 1) / kPanel;
     const int64_t row_blocks = (rows + kRowBlock - 1) / kRowBlock;
     const int64_t items = panels * row_blocks;
-    if (rows * features * out < 1 << 17) threads = 1;
+    const int threads = rows * features * w.out < 1 << 17 ? 1 : static_cast<int>(a->threads);
 
     split(rows * features <= kSerialQuantize ? 1 : threads, rows, 4, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r)
-            quantize_row(x + r * row_stride, w, q + r * features, scales + r * groups);
+            quantize_row(a->x + r * a->x_row, w, q + r * features, scales + r * groups);
     });
     split(threads, items, items / (threads * 4), [&](int64_t begin, int64_t end) {
         for (int64_t item = begin; item < end; ++item) {
             const int64_t row = item / panels * kRowBlock;
-            run(w, item % panels, std::min<int64_t>(kRowBlock, rows - row), q + row * features, scales + row * groups,
-                y + row * out);
+            run(*a, item % panels, std::min<int64_t>(kRowBlock, rows - row), q + row * features, scales + row * groups,
+                a->y + row * a->y_row);
         }
     });
 }

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #if defined(__x86_64__)
@@ -48,7 +49,10 @@ class Pool {
             job(context);
             return;
         }
-        for (; workers_ < threads - 1; ++workers_) std::thread([this] { work(); }).detach();
+        try {
+            for (; workers_ < threads - 1; ++workers_) std::thread([this] { work(); }).detach();
+        } catch (const std::system_error&) {  // no more threads to be had: those there are do the work
+        }
         job_ = job;
         context_ = context;
         const uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;

@@ -41,46 +41,76 @@ void rotate(float* x, const float* cos, const float* sin, int64_t half) {
     }
 }
 
+struct RmsNorm {
+    const float* x;
+    int64_t x_row, heads, n;  // a row is `heads` vectors of n side by side
+    float* residual;          // null: out = norm(x); else residual += x, out = norm(residual)
+    int64_t residual_row;
+    const float* weight;
+    double eps;
+    float* out;  // [rows, heads * n] dense
+    int64_t rows, threads;
+};
+
+struct Rope {  // q and k in place; heads are dense within a row
+    float* q;
+    int64_t q_row, heads;
+    float* k;
+    int64_t k_row, kv_heads, head_dim;
+    const float *cos, *sin;  // [max_position, half]
+    int64_t half;
+    const int64_t* positions;
+    int64_t rows, threads;
+};
+
+struct SiluMul {  // x [rows, 2 n] -> out [rows, n] dense: silu(first half) * second half
+    const float* x;
+    int64_t x_row, n;
+    float* out;
+    int64_t rows, threads;
+};
+
 }  // namespace
 }  // namespace sluice
 
-// residual null: out = norm(x). Otherwise residual += x, out = norm(residual). out is dense.
-extern "C" void sluice_rms_norm(const float* x, int64_t x_row, float* residual, int64_t residual_row,
-                                const float* weight, int64_t rows, int64_t n, float eps, float* out, int64_t threads) {
+extern "C" void sluice_rms_norm(const void* arguments) {
     using namespace sluice;
-    rows_in_parallel(threads, rows, n, [&](int64_t r) {
-        const float* row = x + r * x_row;
-        if (residual) {
-            float* sum = residual + r * residual_row;
-            for (int64_t i = 0; i < n; ++i) sum[i] += row[i];
+    const auto* a = static_cast<const RmsNorm*>(arguments);
+    const int64_t width = a->heads * a->n;
+    rows_in_parallel(a->threads, a->rows, width, [&](int64_t r) {
+        const float* row = a->x + r * a->x_row;
+        if (a->residual) {
+            float* sum = a->residual + r * a->residual_row;
+            for (int64_t i = 0; i < width; ++i) sum[i] += row[i];
             row = sum;
         }
-        normalize(row, weight, n, eps, out + r * n);
+        for (int64_t at = 0; at < width; at += a->n)
+            normalize(row + at, a->weight, a->n, static_cast<float>(a->eps), a->out + r * width + at);
     });
 }
 
-// q and k in place; heads are dense within a row. cos and sin are [max_position, half].
-extern "C" void sluice_rope(float* q, int64_t q_row, int64_t heads, float* k, int64_t k_row, int64_t kv_heads,
-                            int64_t head_dim, const float* cos, const float* sin, int64_t half,
-                            const int64_t* positions, int64_t rows, int64_t threads) {
+extern "C" void sluice_rope(const void* arguments) {
     using namespace sluice;
-    rows_in_parallel(threads, rows, (heads + kv_heads) * head_dim, [&](int64_t r) {
-        const int64_t at = positions[r] * half;
-        for (int64_t h = 0; h < heads; ++h) rotate(q + r * q_row + h * head_dim, cos + at, sin + at, half);
-        for (int64_t h = 0; h < kv_heads; ++h) rotate(k + r * k_row + h * head_dim, cos + at, sin + at, half);
+    const auto* a = static_cast<const Rope*>(arguments);
+    const int64_t dim = a->head_dim, half = a->half;
+    rows_in_parallel(a->threads, a->rows, (a->heads + a->kv_heads) * dim, [&](int64_t r) {
+        const float *cos = a->cos + a->positions[r] * half, *sin = a->sin + a->positions[r] * half;
+        for (int64_t h = 0; h < a->heads; ++h) rotate(a->q + r * a->q_row + h * dim, cos, sin, half);
+        for (int64_t h = 0; h < a->kv_heads; ++h) rotate(a->k + r * a->k_row + h * dim, cos, sin, half);
     });
 }
 
-// x [rows, 2 n] -> out [rows, n] dense: silu(first half) * second half.
-extern "C" void sluice_silu_mul(const float* x, int64_t x_row, int64_t rows, int64_t n, float* out, int64_t threads) {
+extern "C" void sluice_silu_mul(const void* arguments) {
     using namespace sluice;
-    rows_in_parallel(threads, rows, n, [&](int64_t r) {
-        const float *gate = x + r * x_row, *up = gate + n;
+    const auto* a = static_cast<const SiluMul*>(arguments);
+    const int64_t n = a->n;
+    rows_in_parallel(a->threads, a->rows, n, [&](int64_t r) {
+        const float *gate = a->x + r * a->x_row, *up = gate + n;
         for (int64_t i = 0; i < n; i += kLanes) {
             const int count = static_cast<int>(std::min<int64_t>(kLanes, n - i));
             const V g = load_first(gate + i, count);
             const V silu = div(g, add(splat(1.0f), exp(sub(zero(), g))));
-            store_first(out + r * n + i, mul(silu, load_first(up + i, count)), count);
+            store_first(a->out + r * n + i, mul(silu, load_first(up + i, count)), count);
         }
     });
 }

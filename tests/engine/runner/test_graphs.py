@@ -1,0 +1,154 @@
+"""Captured decode steps against the same steps run eagerly, on small random models."""
+
+from __future__ import annotations
+
+import logging
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import EngineError
+from engine.executor.rank import Rank
+from engine.kernels import cpu
+from engine.runner.runner import Runner
+from engine.types import NewSequence, SamplingParams, SeqSlice, StepPlan
+from tests.helpers_models import make_gguf, make_hf_dir
+
+VOCAB, BLOCK = 288, 16
+
+
+@pytest.fixture(autouse=True)
+def needs_kernels():
+    if not cpu.available():
+        pytest.skip("no C++ compiler")
+
+
+def _rank(path, **settings) -> Rank:
+    defaults = {"num_kv_blocks": 64, "max_num_seqs": 6, "num_threads": 1}
+    rank = Rank(EngineConfig(model=str(path), **{**defaults, **settings}))
+    rank.load()
+    return rank
+
+
+def _eager(rank: Rank) -> Rank:
+    """The same without captured steps."""
+    rank.runner._graphs = None
+    return rank
+
+
+class Sequences:
+    """Random sequences that are decoded as the runner says; their blocks are scattered over the cache."""
+
+    def __init__(self, runner: Runner, count: int, **params) -> None:
+        rng = random.Random(count)
+        self.runner = runner
+        blocks = list(range(64))
+        rng.shuffle(blocks)
+        self.tokens = {i: [rng.randrange(3, VOCAB) for _ in range(rng.randint(1, 30))] for i in range(count)}
+        self.blocks = {i: tuple(blocks.pop() for _ in range(8)) for i in range(count)}
+        self.results = []
+        new = [NewSequence(i, SamplingParams(**params), i, tuple(t)) for i, t in self.tokens.items()]
+        self.step([self.slice(i, len(t)) for i, t in self.tokens.items()], new)
+
+    def slice(self, i: int, count: int = 1) -> SeqSlice:
+        """The last `count` tokens of sequence i."""
+        end = len(self.tokens[i])
+        blocks = self.blocks[i][: -(-end // BLOCK)]
+        return SeqSlice(i, tuple(self.tokens[i][end - count :]), end - count, blocks, sample=True)
+
+    def step(self, slices, new=()) -> None:
+        result = self.runner.run(StepPlan(len(self.results), tuple(slices), tuple(new)))
+        self.results.append(result.slices)
+        for piece, got in zip(slices, result.slices, strict=True):
+            self.tokens[piece.seq_id] += got.token_ids
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("params", [{"temperature": 0.0, "logprobs": 3}, {"temperature": 1.0, "top_p": 0.9}], ids=str)
+def test_same_bits_as_eager(tmp_path, arch, params):
+    # Qwen2 has no head_dim of its own; 64 / 2 heads keeps rows of whole blocks.
+    extra = {"num_attention_heads": 2, "num_key_value_heads": 2} if arch == "qwen2" else {}
+    path = make_gguf(tmp_path, arch, tie_word_embeddings=arch == "qwen3", **extra)
+    captured, eager = _rank(path), _eager(_rank(path))
+    a, b = (Sequences(rank.runner, 6, **params) for rank in (captured, eager))
+    rng = random.Random(0)
+    for _ in range(60):
+        ids = rng.sample(range(6), rng.randint(1, 6))
+        for s in (a, b):
+            s.step([s.slice(i) for i in ids])
+    assert a.results == b.results
+    assert a.tokens == b.tokens
+    assert all(
+        torch.equal(x, y)
+        for one, other in zip(captured.runner.storage.layers, eager.runner.storage.layers, strict=True)
+        for x, y in zip(one, other, strict=True)
+    )
+    assert set(captured.runner._graphs._graphs) == {1, 2, 3, 4, 5, 6}
+
+
+def test_sizes_share_their_memory(tmp_path):
+    rank = _rank(make_gguf(tmp_path))
+    sequences = Sequences(rank.runner, 6, temperature=0.0)
+    sequences.step([sequences.slice(0)])
+    before = rank.runner._graphs._buffers.nbytes
+    for count in range(1, 7):
+        sequences.step([sequences.slice(i) for i in range(count)])
+    assert rank.runner._graphs._buffers.nbytes == before
+
+
+def test_other_steps_are_declined(tmp_path):
+    rank = _rank(make_gguf(tmp_path), max_num_seqs=2)
+    graphs = rank.runner._graphs
+    decode = SeqSlice(0, (5,), 3, (1,), sample=True)
+    with torch.inference_mode():
+        assert graphs.logits((decode,)).shape == (1, VOCAB)
+        assert graphs.logits((replace(decode, sample=False),)) is None
+        assert graphs.logits((decode, replace(decode, seq_id=1, token_ids=(5, 6)))) is None
+        assert graphs.logits((decode,) * 3) is None
+
+
+def test_prompt_logprobs_are_not_lost(tmp_path):
+    path = make_gguf(tmp_path)
+    prompt, params = tuple(range(10, 22)), SamplingParams(temperature=0.0, prompt_logprobs=1)
+    found = []
+    for rank in (_rank(path), _eager(_rank(path))):
+        new = (NewSequence(0, params, 0, prompt),)
+        own = []
+        for at, token in enumerate(prompt):  # chunks of one token: the last looks like a decode
+            last = at == len(prompt) - 1
+            plan = StepPlan(at, (SeqSlice(0, (token,), at, (4,), sample=last),), new if at == 0 else ())
+            own.append(rank.run(plan).slices[0])
+        found.append(own)
+    assert found[0] == found[1]
+    assert sum(len(s.prompt_logprobs) for s in found[0]) == len(prompt) - 1
+
+
+def test_a_position_beyond_the_context_is_an_error(tmp_path):
+    rank = _rank(make_gguf(tmp_path), max_model_len=64)
+    with pytest.raises(EngineError, match="position 64 is beyond the context of 64"):
+        rank.runner._graphs.logits((SeqSlice(0, (5,), 64, (0, 1, 2, 3, 4), sample=True),))
+
+
+def test_logits_that_are_not_finite_end_a_captured_step_too(tmp_path):
+    rank = _rank(make_gguf(tmp_path))
+    sequences = Sequences(rank.runner, 1, temperature=0.0)
+    sequences.step([sequences.slice(0)])
+    for _, values in rank.runner.storage.layers:
+        values.fill_(torch.nan)
+    with pytest.raises(EngineError, match="finite maximum for sequence 0"):
+        sequences.step([sequences.slice(0)])
+
+
+@pytest.mark.parametrize("kind", ["hf", "gguf"])
+def test_a_model_with_other_ops_runs_eagerly_after_one_line(tmp_path, caplog, kind):
+    rank = _rank(make_hf_dir(tmp_path) if kind == "hf" else make_gguf(tmp_path, quant="F16"))
+    with caplog.at_level(logging.INFO, "engine.runner.graphs"):
+        sequences = Sequences(rank.runner, 2, temperature=0.0)
+        for _ in range(3):
+            sequences.step([sequences.slice(0), sequences.slice(1)])
+    (record,) = caplog.records
+    assert "not captured" in record.getMessage() and "aten.linear.default" in record.getMessage()
+    assert all(len(t) > 3 for t in sequences.tokens.values())

@@ -1,0 +1,212 @@
+"""`sluice serve` as a user starts it, and what a user can see of it: HTTP, its output, its processes, its metrics."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+from prometheus_client.parser import text_string_to_metric_families
+
+ROOT = Path(__file__).parents[1]
+MODEL = "smollm2-135m-instruct"
+KEY = "sk-demo-sluicegate"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+WAIT_S = 120.0  # generous: a busy machine must not fail a test
+COUNT = "Count: 1, 2, 3, 4,"
+COUNT_24 = " 5, 6, 7, 8, 9, 10, 11, "
+SLUICE = [sys.executable, "-c", "from deployments.cli.main import main; raise SystemExit(main())"]
+
+
+def count(**changes: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": COUNT, "max_tokens": 24, "temperature": 0, **changes}
+
+
+def endless(**changes: Any) -> dict[str, Any]:
+    """A stream that is still running whenever a test wants to break it."""
+    return count(max_tokens=6000, ignore_eos=True, stream=True, **changes)
+
+
+def until(condition: Callable[[], Any], what: str, wait_s: float = WAIT_S) -> Any:
+    """The condition's first true value."""
+    deadline = time.monotonic() + wait_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"after {wait_s:.0f} s still no {what}"
+        time.sleep(0.06)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Early:
+    """An answer from the time before the server called itself ready. `status` 0: nobody listened yet."""
+
+    path: str
+    status: int
+    retry_after: str | None = None
+    text: str = ""
+
+
+@dataclass
+class Server:
+    """One `sluice serve` process, its port and its output. Made by start()."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+    early: list[Early] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, log: Path, *settings: str) -> Server:
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        sets = [part for setting in settings for part in ("--set", setting)]
+        command = [*SLUICE, "serve", "--config", "cluster_configs/local-cpu.yaml", "--port", str(port), *sets]
+        with log.open("wb") as out:
+            process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, start_new_session=True)
+        server = cls(process, port, log)
+        try:
+            server._watch_it_start()
+        except BaseException:
+            server.terminate()
+            server.kill()
+            raise
+        return server
+
+    def _watch_it_start(self) -> None:
+        seen_ready = False
+        with self.http() as http:
+            while not seen_ready or not any(line.startswith("ready ") for line in self.output().splitlines()):
+                assert self.process.poll() is None, f"it has ended: {self.output()}"
+                if not seen_ready:
+                    self._early(http, "GET", "/health/ready")
+                    seen_ready = self.early[-1].status == 200
+                    self._early(http, "POST", COMPLETIONS)
+                time.sleep(0.1)
+
+    def _early(self, http: httpx.Client, method: str, path: str) -> None:
+        try:
+            r = http.request(method, path, json=count() if method == "POST" else None)
+            self.early.append(Early(path, r.status_code, r.headers.get("retry-after"), r.text))
+        except httpx.TransportError:
+            self.early.append(Early(path, 0))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def output(self) -> str:
+        return self.log.read_text()
+
+    def http(self, key: str = KEY) -> httpx.Client:
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=WAIT_S, trust_env=False)
+
+    def sdk(self, key: str = KEY) -> openai.OpenAI:
+        http = httpx.Client(trust_env=False)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=WAIT_S, http_client=http)
+
+    def metrics(self) -> Metrics:
+        with self.http() as http:
+            return Metrics(http.get("/metrics").raise_for_status().text)
+
+    def until_idle(self) -> Metrics:
+        """Waits until the engine runs nothing and holds no block. Looks twice: a look may be 50 ms old."""
+        names = ("requests_running", "requests_waiting", "kv_usage")
+        idle = 0
+
+        def look() -> Metrics | None:
+            nonlocal idle
+            m = self.metrics()
+            idle = 0 if any(m.total(f"sluicegate_{name}") for name in names) else idle + 1
+            return m if idle >= 2 else None
+
+        found: Metrics = until(look, "idle engine")
+        return found
+
+    def processes(self, title: str = "") -> list[int]:
+        """Its living descendants whose command line contains `title`."""
+        return [pid for pid in _below(self.process.pid) if title in _command(pid)]
+
+    def kill_one(self, title: str) -> None:
+        [pid] = self.processes(title)
+        os.kill(pid, signal.SIGKILL)
+
+    def ready(self) -> bool:
+        with self.http() as http, contextlib.suppress(httpx.TransportError):
+            return http.get("/health/ready").status_code == 200
+        return False
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> int:
+        """The exit status, after the process has ended by itself."""
+        return self.process.wait(WAIT_S)
+
+    def kill(self) -> None:
+        """For clean-up, also after terminate(): ends everything, in good order if that does not take too long."""
+        for wait_s in (5.0, 30.0):  # the second signal does not wait for running requests
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(wait_s)
+                return
+            self.terminate()
+        self.process.kill()
+        self.process.wait()
+
+
+class Metrics:
+    """One scrape."""
+
+    def __init__(self, text: str) -> None:
+        self.samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+
+    def total(self, name: str, **labels: str) -> float:
+        """The sum over all samples of that name with at least these labels."""
+        return sum(s.value for s in self.samples if s.name == name and labels.items() <= s.labels.items())
+
+
+def events(response: httpx.Response) -> Iterator[str]:
+    """The payloads of an event stream as they come. Comments are left out. Dropping the iterator closes the
+    connection."""
+    for line in response.iter_lines():
+        if line.startswith("data: "):
+            yield line.removeprefix("data: ")
+        else:
+            assert line == "" or line.startswith(":"), line
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if _command(pid)]
+
+
+def _below(root: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found: list[int] = []
+    todo = [root]
+    while todo:
+        found += (below := children.get(todo.pop(), []))
+        todo += below
+    return found
+
+
+def _command(pid: int) -> str:
+    """Empty for a process that has ended, also before its parent has noticed."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
