@@ -17,6 +17,7 @@ from engine.runner.logprobs import token_logprobs
 from engine.runner.penalties import Ids, Penalised, TokenHistory, add_bias, ban, has_penalties, penalise, valid_ids
 from engine.runner.random import uniform
 from engine.runner.rows import row_argmax, take_rows
+from engine.runner.threads import one_torch_thread
 from engine.types import NewSequence, SamplingParams, TokenLogprob
 
 GREEDY_BELOW = 1e-5  # temperatures so low are greedy: the draw could only differ between exact ties
@@ -90,6 +91,7 @@ class Sampler:
         for seq_id in seq_ids:
             self._states.pop(seq_id, None)
 
+    @one_torch_thread()
     def sample(self, seq_ids: Seq[int], positions: Seq[int], logits: Tensor) -> list[tuple[int, TokenLogprob | None]]:
         """The next token of each row of logits [R, vocab] (fp32, contiguous; may be overwritten).
 
@@ -125,6 +127,7 @@ class Sampler:
                 result[i] = (tokens[i], entry)
         return result
 
+    @one_torch_thread()
     def prompt_logprobs(self, logits: Tensor, targets: Seq[int], k: int) -> list[TokenLogprob]:
         """Logprob of targets[i] under row i of logits [r, vocab], with its k best alternatives."""
         return token_logprobs(logits, targets, [k] * len(targets))
