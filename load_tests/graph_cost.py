@@ -1,8 +1,8 @@
 """python -m load_tests.graph_cost: what the graph itself costs, with an engine that computes nothing.
 
 Starts `sluice serve` with the executor "stand_in", whose steps sleep, and streams from it. Added TTFT: what the client
-waited beyond the engine's own queue and prefill time, which the answer's Server-Timing header tells. CPU per token: user
-and system time of the server's processes less what they spend when idle, over the tokens streamed.
+waited beyond the engine's own queue and prefill time, which the answer's Server-Timing header tells. CPU: user and
+system time of the server's processes, the replica's with all of the engine but its steps, less what they spend idle.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +42,10 @@ ROLES = {
 """Part of a process's title -> its place in the graph. What is left is Ray's own."""
 
 _TOKENS = 64
+_LONG = 256
 _STEP_MS = 30.0
-_REQUESTS = (8, 192)  # the most of one stream after another, and about how many in all
+_REQUESTS = (8, 256)  # answers of _TOKENS: the most of one stream after another, and about how many in all
+_RAMP_S = 1.0  # short, lest it be measured with fewer streams; long enough to bring answers out of step
 _IDLE_S = 5.0
 _START_S = 240.0
 _SERVE = "import sys; from deployments.cli.main import main; sys.exit(main())"
@@ -62,13 +65,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One number of streams. CPU in microseconds by process: `request_us` of an answer of one token, `token_us` of
-    each further one, `amortized_us` of all of an answer of 64 over its tokens. `gap`: between pieces, as they came."""
+    """One number of streams. CPU in microseconds by process: an answer costs `request_us` and for each of its tokens
+    `token_us`, as answers of 64 and of 256 tokens tell; `amortized_us` is all of an answer of 64, a token. `gap`:
+    between pieces, as they came."""
 
     streams: int
     haproxy: bool
     requests: int
-    wall_s: float
     added_ttft_p50_ms: float
     added_ttft_p95_ms: float
     gap_p50_ms: float
@@ -113,7 +116,7 @@ def parse(sent: float, arrivals: Sequence[tuple[float, bytes]]) -> Answer:
         body = body.partition(b"\r\n")[2][size + 2 :]
         pieces += 1
     times = [at for at, data in arrivals if b"data: " in data]
-    gaps = tuple(b - a for a, b in zip(times, times[1:], strict=False))
+    gaps = tuple(b - a for a, b in pairwise(times))
     return Answer(times[0] - sent, parts[b"queue"] + parts[b"prefill"], pieces, gaps)
 
 
@@ -124,7 +127,7 @@ async def _ask(port: int, request: bytes) -> Answer:
 
 
 async def _drive(port: int, streams: int, requests: int, num_tokens: int) -> list[Answer]:
-    """`streams` at a time, each `requests` one after another, beginning at random within the length of an answer."""
+    """`streams` at a time, each `requests` one after another, begun within _RAMP_S of each other."""
     body = {
         "model": "demo",
         "messages": [{"role": "user", "content": "Tell me about the sea, the sky and the mountains. " * 4}],
@@ -142,7 +145,7 @@ async def _drive(port: int, streams: int, requests: int, num_tokens: int) -> lis
         await asyncio.sleep(delay_s)
         return [await _ask(port, request) for _ in range(requests)]
 
-    delays = [draw.uniform(0, num_tokens * _STEP_MS / 1000) for _ in range(streams)]
+    delays = [draw.uniform(0, _RAMP_S) for _ in range(streams)]
     return [answer for answers in await asyncio.gather(*map(one, delays)) for answer in answers]
 
 
@@ -154,38 +157,39 @@ def measure(port: int, pid: int, streams: int, haproxy: bool, rounds: int) -> Le
     time.sleep(_IDLE_S)
     idle_per_s = {role: s / _IDLE_S for role, s in idle.read().items()}
 
-    def spend(num_tokens: int, requests: int) -> tuple[list[Answer], float, dict[str, float]]:
-        """The answers, the time they took, and CPU microseconds of one by process."""
+    def spend(num_tokens: int, requests: int) -> tuple[list[Answer], dict[str, float]]:
+        """The answers, and the CPU microseconds of one by process."""
         meter, began = CpuMeter(pids, ROLES), time.perf_counter()
         answers = asyncio.run(_drive(port, streams, requests, num_tokens))
         wall_s = time.perf_counter() - began
         each = 1e6 / len(answers)
-        return answers, wall_s, {r: max(0.0, s - idle_per_s[r] * wall_s) * each for r, s in meter.read().items()}
+        return answers, {role: (s - idle_per_s[role] * wall_s) * each for role, s in meter.read().items()}
 
     most, about = _REQUESTS
-    requests = max(3, min(most, about // streams))
+    requests = max(4, min(most, about // streams))
     answers: list[Answer] = []
-    walls, shorts, longs = [], [], []
+    shorts, longs = [], []
     for _ in range(rounds):
-        shorts.append(spend(1, 2 * requests)[2])
-        some, wall_s, long = spend(_TOKENS, requests)
+        some, cpu_us = spend(_TOKENS, requests)
         answers += some
-        walls.append(wall_s)
-        longs.append(long)
+        shorts.append(cpu_us)
+        longs.append(spend(_LONG, requests // 4)[1])
     short, long = _medians(shorts), _medians(longs)
-    added = [(a.ttft_s - a.engine_s) * 1000 for a in answers]
-    gaps = [gap * 1000 for a in answers for gap in a.gaps_s]
+    token_us = {role: (long[role] - short[role]) / (_LONG - _TOKENS) for role in long}
+    added = np.percentile([(a.ttft_s - a.engine_s) * 1000 for a in answers], (50, 95)).round(2)
+    gaps = np.percentile([gap * 1000 for a in answers for gap in a.gaps_s], (50, 99)).round(2)
     return Level(
-        streams,
-        haproxy,
-        len(answers),
-        round(sum(walls), 2),
-        *(round(float(x), 2) for x in np.percentile(added, (50, 95))),
-        *(round(float(x), 2) for x in np.percentile(gaps, (50, 99))),
-        round(_TOKENS * len(answers) / sum(a.pieces for a in answers), 2),
-        {role: round(us, 1) for role, us in short.items()},
-        {role: round((us - short[role]) / (_TOKENS - 1), 1) for role, us in long.items()},
-        round(sum(long.values()) / _TOKENS, 1),
+        streams=streams,
+        haproxy=haproxy,
+        requests=len(answers),
+        added_ttft_p50_ms=float(added[0]),
+        added_ttft_p95_ms=float(added[1]),
+        gap_p50_ms=float(gaps[0]),
+        gap_p99_ms=float(gaps[1]),
+        tokens_per_piece=round(_TOKENS * len(answers) / sum(a.pieces for a in answers), 2),
+        request_us={role: round(short[role] - _TOKENS * us, 1) for role, us in token_us.items()},
+        token_us={role: round(us, 1) for role, us in token_us.items()},
+        amortized_us=round(sum(short.values()) / _TOKENS, 1),
     )
 
 
@@ -194,10 +198,10 @@ def _medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 @contextmanager
-def serving(haproxy: bool, step_ms: float, log: Path) -> Iterator[tuple[int, int]]:
+def serving(haproxy: bool, log: Path) -> Iterator[tuple[int, int]]:
     """(port, pid) of a server that is ready. Raises LoadError."""
     port = free_port()
-    settings = {"executor": "stand_in", "stand_in_step_ms": step_ms, "max_num_seqs": 256}
+    settings = {"executor": "stand_in", "stand_in_step_ms": _STEP_MS, "max_num_seqs": 256}
     sets = [part for key, value in settings.items() for part in ("--set", f"engine.{key}={value}")]
     argv = [sys.executable, "-c", _SERVE, "serve", MODEL, "--name", "demo", "--port", str(port), *sets]
     env = os.environ | ({"RAY_SERVE_ENABLE_HA_PROXY": "1"} if haproxy else {})
@@ -241,17 +245,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64, 256], metavar="N")
     p.add_argument("--haproxy", action="store_true", help="measure once more with HAProxy instead of Serve's own proxy")
     p.add_argument("--rounds", type=int, default=3, help="of each number of streams (default: %(default)s)")
-    p.add_argument("--only-haproxy", action="store_true")
     p.add_argument("--out", type=Path, metavar="FILE", help="write the figures there as JSON")
     args = p.parse_args(argv)
     levels: list[Level] = []
     try:
         with tempfile.TemporaryDirectory() as folder:
-            for haproxy in (False, True)[args.only_haproxy : 1 + (args.haproxy or args.only_haproxy)]:
-                with serving(haproxy, _STEP_MS, Path(folder) / "serve.log") as (port, pid):
+            for haproxy in (False, True) if args.haproxy else (False,):
+                with serving(haproxy, Path(folder) / "serve.log") as (port, pid):
                     for streams in args.streams:
+                        print(f"{streams} streams{' behind HAProxy' if haproxy else ''}", file=sys.stderr, flush=True)
                         levels.append(measure(port, pid, streams, haproxy, args.rounds))
-                        print(table(levels[-1:]), flush=True)
     except LoadError as error:
         print(f"load_tests.graph_cost: {error}", file=sys.stderr)
         return 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -49,10 +48,10 @@ class CpuMeter:
 
     def read(self) -> dict[str, float]:
         """Seconds by group."""
-        spent: Counter[str] = Counter()
+        spent: dict[str, float] = {}
         for pid, (role, began) in self._began.items():
-            spent[role] += max(0.0, cpu_s(pid) - began)
-        return dict(spent)
+            spent[role] = spent.get(role, 0.0) + max(0.0, cpu_s(pid) - began)
+        return spent
 
 
 def _role(name: str, roles: Mapping[str, str]) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.cli import processes
-from deployments.serve_flags import serve_env
+from deployments.serve_flags import haproxy_env, serve_env
 
 _PREFIX = "sluice-"  # short: paths of unix sockets below it must stay under 107 bytes
 _OBJECT_STORE_BYTES = 100 * 2**20  # requests and tokens travel by gRPC, not through the object store
@@ -47,6 +47,8 @@ class LocalRay:
         """Raises StartError."""
         remove_stale()
         self._dir = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir="/tmp"))
+        if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
+            _set_defaults(haproxy_env(f"{self._dir}/h", free_port(), free_port()))
         import ray
 
         try:
@@ -148,7 +150,11 @@ def _gone(within_s: float) -> bool:
 
 def set_environment() -> None:
     """Must come before the first import of ray, which reads its switches then. What the user has set stays."""
-    for name, value in _environment().items():
+    _set_defaults(_environment())
+
+
+def _set_defaults(values: Mapping[str, str]) -> None:
+    for name, value in values.items():
         os.environ.setdefault(name, value)
 
 

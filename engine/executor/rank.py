@@ -71,7 +71,7 @@ class Rank:
         eos_ids = frozenset(spec.eos_ids)
         sampler = Sampler(spec.vocab_size, eos_ids, device)
         graphs = None
-        if ours is not None:
+        if ours is not None and self._group.size == 1:
             graphs = DecodeGraphs(model, storage.layers, ours, config.max_num_seqs, max_model_len, config.block_size)
         self._runner = Runner(model, storage, sampler, NoProposer(), config.block_size, device, graphs)
         return Capacity(storage.num_blocks, max_model_len, spec.vocab_size, eos_ids, checkpoint.fingerprint)

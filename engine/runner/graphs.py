@@ -55,8 +55,8 @@ class DecodeGraphs:
         """The next-token logits [B, vocab] of a step in which every slice is one token and samples, bit for
         bit those of Model.forward and logits. The caller may overwrite them; the next call does.
 
-        None for other steps and for models that cannot be captured. Raises EngineError for a slice that lies
-        outside the cache or the context.
+        None for other steps and for models that cannot be captured. Raises EngineError for a position beyond
+        the context.
         """
         if not self._works or not self._inputs.take(slices):
             return None

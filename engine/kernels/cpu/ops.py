@@ -99,7 +99,7 @@ class NativeKernels:
         return y
 
     def packed_rows(self, w: PackedWeight, ids: Tensor) -> Tensor:
-        """Rows `ids` [T] int64 of the weight, [T, in]. ids must lie in [0, out): nothing checks that."""
+        """Rows `ids` [T] int64 of the weight, [T, in]; NaN for an id that it does not have."""
         if ids.dtype is not torch.int64 or not ids.is_contiguous():
             raise ValueError(f"ids must be contiguous int64, got {ids.dtype} {ids.stride()}")
         out = self._empty(ids.shape[0], w.in_features)

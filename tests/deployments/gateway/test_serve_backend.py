@@ -369,3 +369,14 @@ async def test_simultaneous_losses_ask_the_replicas_once(monkeypatch: pytest.Mon
         results = await asyncio.gather(*tasks, return_exceptions=True)
     assert {type(r) for r in results} == {ModelUnavailableError}
     assert handle.asked <= asked + 2
+
+
+@pytest.mark.parametrize(("valid_s", "asked"), [(0.0, 4), (60.0, 1)])
+async def test_a_plan_is_asked_for_again_when_it_is_no_longer_valid(valid_s: float, asked: int) -> None:
+    router = Router("a")
+    router.answer = RoutePlan(("a",), 0, valid_s=valid_s)
+    async with backend(router, a=Handle([GOOD] * 3)) as b:
+        await settled(lambda: len(router.made) == 1)  # the backend's own, to know that it is ready
+        for _ in range(3):
+            assert await run(b) == [1, 2]
+    assert len(router.made) == asked

@@ -104,6 +104,12 @@ def test_rows(kernels, shape, bits, kind):
     assert torch.equal(kernels.packed_rows(pack_codes(codes, d, m, bits), ids), want.flatten(1)[ids])
 
 
+def test_a_row_that_does_not_exist_is_nan(kernels):
+    packed = pack_codes(*weight(33, 64, 4, "minima"), 4)
+    rows = kernels.packed_rows(packed, torch.tensor([33, 32, -1]))
+    assert rows.isnan().all(1).tolist() == [True, False, True]
+
+
 def test_no_rows(kernels):
     packed = pack_codes(*weight(48, 64, 4, "minima"), 4)
     assert kernels.packed_linear(torch.empty(0, 64), packed).shape == (0, 48)

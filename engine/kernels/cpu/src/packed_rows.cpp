@@ -1,4 +1,6 @@
 // Rows of a packed weight as floats: embedding look-up.
+#include <cmath>
+
 #include "packed.h"
 #include "parallel.h"
 #include "simd.h"
@@ -44,6 +46,12 @@ extern "C" void sluice_packed_rows(const void* arguments) {
     const auto unpack = w.bits == 4 ? (w.half ? unpack_row<4, Half> : unpack_row<4, float>)
                                     : (w.half ? unpack_row<8, Half> : unpack_row<8, float>);
     split(static_cast<int>(a->threads), a->rows, 16, [&](int64_t begin, int64_t end) {
-        for (int64_t r = begin; r < end; ++r) unpack(w, a->ids[r], a->out + r * features);
+        for (int64_t r = begin; r < end; ++r) {
+            float* out = a->out + r * features;
+            if (a->ids[r] >= 0 && a->ids[r] < w.out)
+                unpack(w, a->ids[r], out);
+            else
+                std::fill(out, out + features, NAN);
+        }
     });
 }

@@ -1,0 +1,196 @@
+"""When tokens go out, and what a message says when it carries several steps' tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.streams import MAX_WAIT_S, MESSAGES_PER_S, Outlet, Stream, merged
+from engine.types import FinishReason, GenerateRequest, SamplingParams, Timings, TokenDelta, TokenLogprob
+
+
+@dataclass
+class Loop:
+    """As much of an event loop as an outlet uses, with a clock that a test moves."""
+
+    now: float = 100.0
+    timers: list[list[Any]] = field(default_factory=list)
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, call: Callable[[], None]) -> Any:
+        timer = [when, call]
+        self.timers.append(timer)
+        return type("Handle", (), {"cancel": lambda _: timer in self.timers and self.timers.remove(timer)})()
+
+    def to(self, now: float) -> None:
+        self.now = now
+        for timer in [t for t in self.timers if t[0] <= now]:
+            self.timers.remove(timer)
+            timer[1]()
+
+
+class Calls:
+    """`num` calls of one choice each, all stepped together."""
+
+    def __init__(self, num: int) -> None:
+        self.loop = Loop()
+        self.outlet = Outlet(self.loop)  # type: ignore[arg-type]
+        self.streams = [self.outlet.open([GenerateRequest(str(i), (1,))]) for i in range(num)]
+        self.made = 0
+
+    def step(self, last: bool = False) -> None:
+        self.made += 1
+        reason = FinishReason.LENGTH if last else None
+        self.outlet.deliver([(s, [delta(s.request_ids[0], self.made, finish_reason=reason)]) for s in self.streams])
+
+    async def took(self, stream: Stream | None = None) -> int:
+        """How many tokens a waiting caller would get now."""
+        return await took(stream or self.streams[0])
+
+
+def delta(name: str, nth: int, **fields: Any) -> TokenDelta:
+    return TokenDelta(name, token_ids=(nth,), text=str(nth), num_completion_tokens=nth, **fields)
+
+
+async def took(stream: Stream) -> int:
+    task = asyncio.create_task(stream.take())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    if task.done():
+        return sum(len(d.token_ids) for d in task.result() or ())
+    task.cancel()
+    return 0
+
+
+@pytest.mark.parametrize("streams", [1, 2, 8, 15])
+async def test_few_streams_get_every_step_at_once(streams: int) -> None:
+    calls = Calls(streams)
+    for _ in range(20):
+        calls.step()
+        assert [await calls.took(s) for s in calls.streams] == [1] * streams
+        calls.loop.to(calls.loop.now + 0.03)
+    assert not calls.loop.timers
+
+
+@pytest.mark.parametrize(("streams", "step_s", "steps"), [(64, 0.03, 4), (256, 0.03, 4), (32, 0.03, 2), (16, 0.01, 3)])
+async def test_many_share_a_budget_of_messages(streams: int, step_s: float, steps: int) -> None:
+    calls = Calls(streams)
+    counts = []
+    for _ in range(60):
+        calls.step()
+        counts.append(await calls.took())
+        calls.loop.to(calls.loop.now + step_s)
+    assert counts[0] == 1, "a first token does not wait"
+    assert [n for n in counts[steps + 1 :] if n] == [steps] * len([n for n in counts[steps + 1 :] if n])
+    assert sum(counts) >= 60 - steps
+
+
+async def test_first_and_last_tokens_never_wait() -> None:
+    calls = Calls(200)
+    calls.step()
+    assert await calls.took() == 1
+    for _ in range(3):  # the streams' turn has just been
+        calls.loop.to(calls.loop.now + 0.001)
+        calls.step()
+    late = calls.outlet.open([GenerateRequest("late", (1,))])
+    calls.outlet.deliver([(late, [delta("late", 1)]), (calls.streams[0], [delta("0", 5)])])
+    assert await took(late) == 1
+    assert await calls.took() == 0
+    calls.step(last=True)
+    assert await calls.took() == 5
+    assert await calls.streams[0].take() is None
+
+
+async def test_a_step_that_does_not_come_ends_the_wait() -> None:
+    calls = Calls(200)
+    for _ in range(3):
+        calls.step()
+        await calls.took()
+        calls.loop.to(calls.loop.now + 0.03)
+    assert await calls.took() == 0
+    calls.loop.to(calls.loop.now + MAX_WAIT_S + 0.03)
+    assert await calls.took() == 2
+    assert not calls.loop.timers
+
+
+async def test_the_budget_follows_the_number_of_streams() -> None:
+    calls = Calls(200)
+    for stream in calls.streams[2:]:
+        calls.outlet.close(stream)
+    calls.step()
+    calls.loop.to(calls.loop.now + 2 / MESSAGES_PER_S)
+    calls.step()
+    assert await calls.took() == 2
+
+
+async def test_an_error_comes_after_what_was_made() -> None:
+    calls = Calls(200)
+    calls.step()
+    await calls.took()
+    calls.loop.to(calls.loop.now + 0.001)
+    calls.step()
+    calls.streams[0].fail(RuntimeError("boom"))
+    assert await calls.took() == 1
+    with pytest.raises(RuntimeError, match="boom"):
+        await calls.streams[0].take()
+
+
+def test_merged_says_the_same() -> None:
+    entry = TokenLogprob(7, -0.5)
+    first = replace(delta("a", 1), prompt_logprobs=(None, entry), logprobs=(entry,), timings=Timings(0.1, 0.2, 0.0))
+    middle = replace(delta("a", 2), text="")
+    other = TokenDelta("a", 1, (9,), "nine")
+    last = delta("a", 3, finish_reason=FinishReason.STOP, num_cached_tokens=4, timings=Timings(0.1, 0.2, 0.3))
+    assert merged([first, other, middle, last]) == [
+        TokenDelta(
+            "a",
+            token_ids=(1, 2, 3),
+            text="13",
+            logprobs=(entry,),
+            prompt_logprobs=(None, entry),
+            finish_reason=FinishReason.STOP,
+            num_cached_tokens=4,
+            num_completion_tokens=3,
+            timings=last.timings,
+        ),
+        other,
+    ]
+
+
+def test_text_before_a_fault_stays_usable() -> None:
+    fault = TokenDelta("a", finish_reason=FinishReason.ERROR, error="internal error")
+    assert merged([delta("a", 1), delta("a", 2), fault])[1] == fault
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 2), st.text(max_size=3)), max_size=20))
+def test_merged_keeps_every_choice_in_order(parts: list[tuple[str, int, str]]) -> None:
+    deltas = [TokenDelta(name, index, (i,), text) for i, (name, index, text) in enumerate(parts)]
+    out = merged(deltas)
+    assert len({(d.request_id, d.index) for d in out}) == len(out)
+    for one in out:
+        mine = [d for d in deltas if (d.request_id, d.index) == (one.request_id, one.index)]
+        assert one.token_ids == tuple(t for d in mine for t in d.token_ids)
+        assert one.text == "".join(d.text for d in mine)
+
+
+async def test_a_call_with_many_choices_ends_once() -> None:
+    loop = Loop()
+    outlet = Outlet(loop)  # type: ignore[arg-type]
+    stream = outlet.open([GenerateRequest("r", (1,), SamplingParams(n=2))])
+    end = TokenDelta("r", 0, (1,), "x", finish_reason=FinishReason.STOP, num_completion_tokens=1)
+    outlet.deliver([(stream, [end])])
+    assert await stream.take() == [end]
+    assert await took(stream) == 0
+    outlet.deliver([(stream, [replace(end, index=1)])])
+    assert await stream.take() == [replace(end, index=1)]
+    assert await stream.take() is None
+    outlet.close(stream)
+    assert outlet.idle
