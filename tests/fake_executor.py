@@ -3,6 +3,7 @@ scheduling, caching or preemption shows as a wrong token."""
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
 
 from engine.executor.base import Capacity
@@ -24,6 +25,7 @@ class FakeExecutor:
         self.block_size = block_size
         self.memory: dict[tuple[int, int], int] = {}
         self.fail_at: int | None = None
+        self.step_s = 0.0  # so that a test can act while a request runs
         self.steps = 0
         self.params: dict[int, object] = {}
         self.num_tokens = 0
@@ -33,6 +35,7 @@ class FakeExecutor:
 
     def submit(self, plan: StepPlan) -> Future[StepResult]:
         self.steps += 1
+        time.sleep(self.step_s)
         future: Future[StepResult] = Future()
         if self.fail_at is not None and self.steps >= self.fail_at:
             future.set_exception(RuntimeError("boom"))

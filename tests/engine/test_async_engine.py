@@ -27,7 +27,9 @@ def request(name: str, max_tokens: int = 8, n: int = 1) -> GenerateRequest:
 @pytest.fixture
 async def engine() -> AsyncIterator[AsyncEngine]:
     config = EngineConfig(model="unused", num_kv_blocks=64)
-    made = AsyncEngine(Engine(config, executor=FakeExecutor(), text=TEXT))
+    executor = FakeExecutor()
+    executor.step_s = 0.002
+    made = AsyncEngine(Engine(config, executor=executor, text=TEXT))
     yield made
     await asyncio.to_thread(made.close)
 
