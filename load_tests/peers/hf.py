@@ -13,7 +13,7 @@ from load_tests.peers.base import Launch, Models, Say
 class Transformers:
     keep_alive = True
     most: int | None = 1
-    round_s = 60.0
+    round_s = 30.0
 
     def __init__(self, home: Path) -> None:
         pass

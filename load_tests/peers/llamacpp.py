@@ -29,7 +29,7 @@ _OPTIONS = (
 class _LlamaCpp:
     keep_alive = False
     most: int | None = None
-    round_s = 200.0
+    round_s = 130.0
 
     def __init__(self, home: Path) -> None:
         self._home = home

@@ -16,7 +16,7 @@ _MAIN = "import sys; from deployments.cli.main import main; sys.exit(main())"
 class _Ours:
     keep_alive = True
     most: int | None = None
-    round_s = 75.0
+    round_s = 60.0
 
     def __init__(self, home: Path) -> None:
         pass

@@ -19,7 +19,7 @@ class Vllm:
     all_cores = False
     keep_alive = True
     most: int | None = None
-    round_s = 150.0
+    round_s = 115.0
 
     def __init__(self, home: Path) -> None:
         self._home = home

@@ -8,7 +8,7 @@ from load_tests.arrivals import Closed
 from load_tests.lengths import Fixed
 from load_tests.scenario import Phase, Prefixes, Scenario
 
-_CELL_S = 90.0
+_CELL_S = 45.0
 """After this long no further requests are begun, so that a slow engine does not hold up the others."""
 _MOST_WARM_UPS = 8
 
@@ -57,7 +57,7 @@ class Workload:
         )
 
 
-_REQUESTS = {1: 5, 8: 24, 32: 64}
+_REQUESTS = {1: 5, 8: 16, 32: 64}
 
 
 def main(concurrency: int) -> Workload:
