@@ -33,8 +33,9 @@ def test_nothing_but_honest_answers_before_it_is_ready(server: Server) -> None:
     ready = [e for e in server.early if e.path == "/health/ready"]
     asked = [e for e in server.early if e.path == COMPLETIONS]
     assert {e.status for e in ready[:-1]} <= {0, 503} and ready[-1].status == 200
-    assert {e.status for e in asked[:-1]} <= {0, 503} and asked[-1].status == 200
-    assert COUNT_24 in asked[-1].text  # the first request after the first 200 from /health/ready
+    # The last was sent after the first 200 from /health/ready; one before it may have come just in time.
+    assert {e.status for e in asked[:-1]} <= {0, 503, 200} and asked[-1].status == 200
+    assert all(COUNT_24 in e.text for e in asked if e.status == 200)
     refused = [e for e in asked if e.status == 503]
     assert refused, "the server was never asked while it loaded the model"
     for e in refused:
