@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from engine.errors import ConfigError
 
@@ -58,14 +57,6 @@ class EngineConfig:
             raise ConfigError(f"kv_cache_dtype must be one of {', '.join(DTYPES)}, got {self.kv_cache_dtype!r}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> EngineConfig:
-        """Raises ConfigError for an unknown key, naming the known ones."""
-        known = {f.name for f in fields(cls)}
-        if extra := sorted(set(values) - known):
-            raise ConfigError(f"unknown engine setting {extra[0]!r}; known: {', '.join(sorted(known))}")
-        return cls(**values)
 
 
 _MINIMA = {

@@ -202,9 +202,7 @@ class Engine:
             ttft = now - live.arrival_s
             self._ttft.add(ttft)
             self.recorder.ttft_s.append(ttft)
-        if choice.last_token_s is None:
-            choice.first_token_s = now
-        else:
+        if choice.last_token_s is not None:
             gap = (now - choice.last_token_s) / count
             self._itl.add(gap)
             self.recorder.itl_s.append(gap)

@@ -18,12 +18,11 @@ class LiveChoice:
     seq: Sequence
     text: TextStream
     num_completion: int = 0
-    first_token_s: float | None = None
     last_token_s: float | None = None
 
     def timings(self, arrival_s: float, now_s: float) -> Timings:
         scheduled = self.seq.first_scheduled_s if self.seq.first_scheduled_s is not None else now_s
-        first = self.first_token_s if self.first_token_s is not None else now_s
+        first = self.seq.first_token_s if self.seq.first_token_s is not None else now_s
         return Timings(scheduled - arrival_s, first - scheduled, now_s - first, self.seq.num_preemptions)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 import uuid
 from collections.abc import Callable
@@ -16,10 +15,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments.gateway.body import ClientGoneError
 from deployments.gateway.errors import ApiError, from_exception, internal
 from deployments.gateway.request_log import CLIENT_GONE, RequestLog, Trace
+from deployments.proxy_guard import REQUEST_ID
 
 log = logging.getLogger(__name__)
 
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _API_VERSION = "2020-10-01"
 _UNLOGGED = ("/health", "/metrics")
 _MAX_HEADERS = 256
@@ -155,6 +154,6 @@ def _check_head(scope: Scope) -> None:
 def _request_id(scope: Scope) -> str:
     """The client's own if it is harmless, else a fresh one. Never used as a key below the gateway."""
     for name, value in scope["headers"]:
-        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+        if name == b"x-request-id" and REQUEST_ID.fullmatch(value):
             return str(value.decode("ascii"))
     return f"req_{uuid.uuid4().hex}"
