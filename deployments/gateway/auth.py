@@ -13,6 +13,7 @@ from deployments.gateway.errors import unauthorized
 
 # The scheme's case does not matter; only spaces may follow it; the key is visible ASCII.
 _BEARER = re.compile(rb"(?i:bearer) +([\x21-\x7e]+) *\Z")
+SCOPES = frozenset({"models.read", "inference", "batch", "admin"})
 _NO_KEY = (
     "You didn't provide an API key. You need to provide your API key in an Authorization header using Bearer auth "
     "(i.e. Authorization: Bearer YOUR_KEY)."
@@ -21,9 +22,15 @@ _NO_KEY = (
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """On whose behalf a request runs. `id` never reveals the key. Smaller `priority` is more important."""
+    """On whose behalf a request runs: the key's `id`, which never reveals the key, and what the key belongs to. `models`
+    None: all that its tier allows. Smaller `priority` is more important."""
 
     id: str
+    org: str = "default"
+    project: str = "default"
+    tier: str = "default"
+    scopes: frozenset[str] = SCOPES
+    models: frozenset[str] | None = None
     priority: int = 0
 
 
