@@ -12,17 +12,22 @@ from ray.serve import Application
 
 from deployments.config import ModelConfig, ServeConfig
 from deployments.gateway.deployment import Gateway
+from deployments.limits.actor import LimitHub
 from deployments.replica import ModelReplica
 from deployments.router.router import ModelRouter
 from deployments.serve_flags import replica_env
 
 
 def build(config: ServeConfig) -> Application:
-    """Gateway -> ModelRouter (unary plan) -> one ModelReplica deployment per pool (one streaming hop)."""
+    """Gateway -> ModelRouter (unary plan) -> one ModelReplica deployment per pool (one streaming hop). Where limits are
+    counted by the store `actor`, all gateways also share a LimitHub."""
     pools = {model.name: _pool(model) for model in config.models}
     router = _light(ModelRouter, num_replicas=1).bind({name: (name,) for name in pools})
     gateway = _light(serve.ingress()(Gateway), num_replicas=config.gateway_replicas)
-    application: Application = gateway.bind(config.gateway, config.models, router, pools)
+    limits = config.gateway.limits
+    counted = config.gateway.has_limits and limits.store == "actor"
+    hub = _light(LimitHub, num_replicas=1).bind(limits.lease_s) if counted else None
+    application: Application = gateway.bind(config.gateway, config.models, router, pools, config.gateway_replicas, hub)
     return application
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from deployments.gateway.config import GatewayConfig
+from deployments.router.policies import POLICIES
+from deployments.tiers import DEFAULT_TIER
+from deployments.upstream.config import UpstreamConfig
 from engine.config import EngineConfig
 
 
@@ -22,6 +25,8 @@ class ModelConfig(_Strict):
     more: threads are `engine.num_threads`. `num_gpus` None becomes one GPU per tensor-parallel rank when the engine
     runs on CUDA. `max_ongoing_requests` bounds the requests handed to one replica; the engine queues those it
     cannot run yet. `graceful_shutdown_timeout_s` is the longest generation a leaving replica waits for.
+    `routing_policy`: how a gateway chooses among the replicas, a name in deployments.router.policies. `max_queue_s`:
+    when as much work waits, in seconds, requests are refused, those of lower tiers earlier; None: never for that.
     """
 
     name: str = Field(min_length=1, max_length=200, pattern=r"^\S+$")
@@ -29,9 +34,17 @@ class ModelConfig(_Strict):
     max_ongoing_requests: int = Field(1024, ge=1)
     num_cpus: float = Field(1.0, ge=0)
     num_gpus: float | None = Field(None, ge=0)
+    routing_policy: str = "prefix_affinity"
+    max_queue_s: float | None = Field(60.0, gt=0)
     health_check_period_s: float = Field(1.0, gt=0)
     graceful_shutdown_timeout_s: float = Field(600.0, ge=0)
     engine: EngineConfig
+
+    @field_validator("routing_policy")
+    @classmethod
+    def _check_policy(cls, name: str) -> str:
+        POLICIES.get(name)
+        return name
 
     @property
     def gpus_per_replica(self) -> float:
@@ -44,9 +57,12 @@ class ModelConfig(_Strict):
 
 
 class ServeConfig(_Strict):
-    """All of one application: `models` served side by side behind one gateway."""
+    """All of one application: `models` are pools served side by side behind one gateway, and `upstreams` external
+    servers that routes may name. How requests are divided among them is the `user_config` of the deployment
+    ModelRouter (see router.config); without it each pool is a model of its own name."""
 
     models: tuple[ModelConfig, ...]
+    upstreams: tuple[UpstreamConfig, ...] = ()
     gateway: GatewayConfig = GatewayConfig()
     gateway_replicas: int = Field(1, ge=1)
 
@@ -54,10 +70,19 @@ class ServeConfig(_Strict):
     def _check_models(self) -> Self:
         if not self.models:
             raise ValueError("models must name at least one model")
-        names = [model.name for model in self.models]
+        names = [model.name for model in self.models] + [upstream.name for upstream in self.upstreams]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"models must have different names; {twice[0]!r} is given twice")
+            raise ValueError(f"models and upstreams must have different names; {twice[0]!r} is given twice")
+        if self.gateway_replicas > 1 and self.gateway.has_limits and self.gateway.limits.store == "memory":
+            raise ValueError(
+                "gateway limits.store memory counts in each gateway apart; with several gateway_replicas "
+                "use actor or redis"
+            )
         return self
+
+    @property
+    def tier_priorities(self) -> dict[str, int]:
+        return {name: tier.priority for name, tier in self.gateway.tiers.items()} or {DEFAULT_TIER: 0}
 
 
 def _has_gpu() -> bool:

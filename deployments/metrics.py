@@ -46,10 +46,24 @@ ENGINE_METRICS: Mapping[str, Definition] = {
     "sluicegate_prompt_tokens": Definition("counter", "prompt tokens of requests that got a first token"),
     "sluicegate_generated_tokens": Definition("counter", "tokens generated"),
     "sluicegate_cached_tokens": Definition("counter", "prompt tokens served from the prefix cache"),
-    "sluicegate_preemptions": Definition("counter", "sequences preempted for want of KV blocks"),
+    "sluicegate_preemptions": Definition("counter", "sequences preempted for want of a seat or KV blocks"),
+    "sluicegate_swaps": Definition("counter", "preemptions that kept their K/V in host memory"),
+    "sluicegate_deadlines_missed": Definition("counter", "sequences ended in the queue because of their deadline"),
+    "sluicegate_host_kv_usage": Definition("gauge", "share of host KV blocks held by preempted sequences, 0..1"),
+    "sluicegate_host_hit_tokens": Definition("counter", "cached prompt tokens that came back from host memory"),
+    "sluicegate_kv_blocks_stored": Definition("counter", "KV blocks copied to host memory"),
+    "sluicegate_kv_blocks_spilled": Definition("counter", "those of the blocks stored that were evicted prefixes"),
+    "sluicegate_kv_blocks_loaded": Definition("counter", "KV blocks copied back from host memory"),
 }
 GATEWAY_METRICS: Mapping[str, Definition] = {
     "sluicegate_http_requests": Definition("counter", "HTTP requests by status, refused ones too", ("model", "status")),
+    "sluicegate_admissions": Definition(
+        "counter",
+        "requests that have limits, by verdict: admitted, requests, tokens, concurrent, too_large, store_down",
+        ("tier", "verdict"),
+    ),
+    "sluicegate_tokens_reserved": Definition("counter", "tokens taken from limits on admission", ("tier",)),
+    "sluicegate_tokens_settled": Definition("counter", "tokens that admitted requests really took", ("tier",)),
 }
 
 

@@ -2,16 +2,21 @@
 
 Serve's proxy copies a client's X-Request-Id into its own context and back into the answer unseen, and its HTTP
 parser puts no bound on headers. It answers in plain text when it knows no application for a path (not deployed yet,
-or being removed), and not at all when a gateway dies. All of that is mended here.
+or being removed), and not at all when a gateway dies. It waits for ever for a client that stops reading, while the
+gateway goes on sending to it. And it has the gateway ask for every body by a call of its own, which takes longer than
+all the gateway does. All of that is mended here; only a head that arrives a byte at a time is not seen before
+it is complete, and Serve's HTTP server sets it no time limit: a front like cluster_configs/front does.
 Enabled by RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH (see serve_flags).
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import uuid
 from collections.abc import MutableMapping
+from contextlib import suppress
 from typing import Any
 
 from starlette.middleware import Middleware
@@ -19,8 +24,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 200
+SEND_TIMEOUT = "sluicegate.send_timeout_s"
+"""A key of http.response.start: for how long the client may take nothing of this answer."""
+BODY = "sluicegate.body"
+"""A key of the scope: the whole body of a small request, which then need not be fetched from the proxy."""
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-_OUR_PATHS = re.compile(r".*/(?:v1/.+|health(?:/\w+)?|tokenize|metrics)")  # below any route_prefix
+_OUR_PATHS = re.compile(r".*/(?:v1/.+|health(?:/\w+)?|tokenize|metrics|openapi\.json)")  # below any route_prefix
+_SMALL_BODY = 64 * 1024
+_BODY_WAIT_S = 0.05
 _SERVE_SAYS = (404, 408, 429, 503)  # the statuses of Serve's own answers
 _RETRY = (b"retry-after", b"1")
 _TOO_LARGE = "Request header fields are too large: at most 200 headers and 64 KB in all."
@@ -45,20 +56,86 @@ class ProxyGuard:
         given = [v for k, v in headers if k == b"x-request-id"]
         usable = len(given) == 1 and REQUEST_ID.fullmatch(given[0])
         request_id = given[0] if usable else b"req_" + uuid.uuid4().hex.encode()
-        answer = _Answer(request_id, send, _OUR_PATHS.fullmatch(scope["path"]) is not None)
         if len(headers) > MAX_HEADERS or sum(len(k) + len(v) for k, v in kept) > MAX_HEADER_BYTES:
+            answer = _Answer(request_id, _Client(receive, send), ours=True)
             await answer.refuse(431, _envelope(_TOO_LARGE, "invalid_request_error"), (b"connection", b"close"))
             return
-        await self._app({**scope, "headers": [*kept, (b"x-request-id", request_id)]}, receive, answer.send)
+        client = _Client(receive, send)
+        ours = _OUR_PATHS.fullmatch(scope["path"]) is not None
+        answer = _Answer(request_id, client, ours)
+        scope = {**scope, "headers": [*kept, (b"x-request-id", request_id)]}
+        if ours and _has_small_body(headers) and (body := await client.body()) is not None:
+            scope[BODY] = body
+        await self._app(scope, client.receive, answer.send)
         await answer.finish()
+
+
+def _has_small_body(headers: list[tuple[bytes, bytes]]) -> bool:
+    lengths = [value for name, value in headers if name == b"content-length"]
+    chunked = any(name == b"transfer-encoding" for name, _ in headers)
+    return not chunked and len(lengths) == 1 and lengths[0].isdigit() and int(lengths[0][:10]) <= _SMALL_BODY
+
+
+class _Client:
+    """The client's end. One that takes nothing for `send_timeout_s` is reported to have left, upon which Serve cancels
+    the request."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._listener: asyncio.Task[Any] | None = None
+        self._gone = False
+        self._ahead: list[MutableMapping[str, Any]] = []
+        self.send_timeout_s: float | None = None
+
+    async def body(self) -> bytes | None:
+        """All of it, if it is there already or nearly so. If not, None: what has come is left for receive()."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_BODY_WAIT_S):
+                while True:
+                    message = await self._receive()
+                    self._ahead.append(message)
+                    if message["type"] != "http.request":
+                        return None
+                    if not message.get("more_body", False):
+                        body = b"".join(part.get("body", b"") for part in self._ahead)
+                        self._ahead.clear()
+                        return body
+        return None
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        if self._ahead:
+            return self._ahead.pop(0)
+        self._listener = asyncio.current_task()
+        try:
+            if not self._gone:
+                return await self._receive()
+        except asyncio.CancelledError:
+            if not self._gone or self._listener is None:
+                raise
+            self._listener.uncancel()
+        finally:
+            self._listener = None
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        if self._gone:
+            return
+        try:
+            async with asyncio.timeout(self.send_timeout_s):
+                await self._send(message)
+        except TimeoutError:
+            self._gone = True
+            if self._listener is not None:
+                self._listener.cancel()
 
 
 class _Answer:
     """One answer on its way to the client."""
 
-    def __init__(self, request_id: bytes, send: Send, ours: bool) -> None:
+    def __init__(self, request_id: bytes, client: _Client, ours: bool) -> None:
         self._request_id = request_id
-        self._send = send
+        self._client = client
         self._ours = ours
         self._begun = False
         self._ended = False
@@ -78,11 +155,12 @@ class _Answer:
                 return
             self._begun = True
             self._events = kind.startswith(b"text/event-stream")
+            self._client.send_timeout_s = message.pop(SEND_TIMEOUT, None)
             rest = [(k, v) for k, v in message.get("headers", ()) if k.lower() != b"x-request-id"]
             message = {**message, "headers": [*rest, (b"x-request-id", self._request_id)]}
         elif message["type"] == "http.response.body":
             self._ended = not message.get("more_body", False)
-        await self._send(message)
+        await self._client.send(message)
 
     async def finish(self) -> None:
         """Serve has nothing more to say. A gateway that died has left the answer unfinished, or not begun it."""
@@ -102,8 +180,8 @@ class _Answer:
             (b"x-request-id", self._request_id),
             header,
         ]
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body})
+        await self._client.send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._client.send({"type": "http.response.body", "body": body})
 
 
 def _envelope(message: str, kind: str) -> bytes:

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a replica's channel listens. `secret` is that replica's own, made when it starts: to know it is to be
+    allowed in, so it travels only over Serve's handles, and stays out of logs."""
+
+    replica_id: str
+    host: str
+    port: int
+    secret: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,3 +23,15 @@ class ReplicaInfo:
 
     max_model_len: int
     fingerprint: str
+    address: Address
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy a replica is, whoever's requests they are. `waiting` and `running` count sequences, `pending_tokens`
+    those that wait for prefill; `kv_usage` is 0..1."""
+
+    waiting: int = 0
+    running: int = 0
+    pending_tokens: int = 0
+    kv_usage: float = 0.0

@@ -6,6 +6,7 @@ both are errors before anything starts.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -18,6 +19,8 @@ from pydantic import BaseModel, ValidationError
 from deployments.config import ModelConfig, ServeConfig
 from deployments.config_errors import Path as KeyPath
 from deployments.config_errors import Problem, dotted, unknown, unknown_keys, without, wrong_values
+from deployments.routing_check import routing_problems, table_of
+from deployments.tls_files import tls_problems
 from engine.errors import ModelFileError
 from engine.models.locate import resolve
 
@@ -36,12 +39,13 @@ class ConfigFileError(ValueError):
 @dataclass(frozen=True, slots=True)
 class ServeFile:
     """A config without known faults. `raw` is what Serve takes; `config` the typed `args:` of the application that
-    is ours, the first if there are several."""
+    is ours, the first if there are several; `model_ids` are what clients may ask it for."""
 
     source: str
     raw: Mapping[str, Any]
     config: ServeConfig
     app_name: str
+    model_ids: tuple[str, ...]
 
     @property
     def host(self) -> str:
@@ -90,7 +94,7 @@ class ServeFile:
         if app is None:
             raise ConfigFileError([f"{label}no application has import_path {BUILDER}"])
         config = ServeConfig.model_validate(app["args"])
-        return cls(source, raw, config, str(app.get("name", "default")))
+        return cls(source, raw, config, str(app.get("name", "default")), tuple(table_of(app, config).routes))
 
 
 def read_yaml(path: str) -> dict[str, Any]:
@@ -203,6 +207,7 @@ def _app_problems(app: dict[str, Any], at: KeyPath) -> Iterator[Problem]:
     if not isinstance(args, dict):
         yield Problem((*at, "args"), "is missing; it must name at least one model under models")
         return
+    yield from routing_problems(app, at)
     at = (*at, "args")
     yield from _schema_problems(args, ServeConfig, at)
     models = args.get("models")
@@ -231,9 +236,10 @@ def _http_problems(raw: dict[str, Any]) -> Iterator[Problem]:
     http, grpc = (value if isinstance(value := raw.get(k), dict) else {} for k in (_HTTP, "grpc_options"))
     if grpc.get("grpc_servicer_functions") and grpc.get("port", 9000) == http.get("port", 8000):
         yield Problem(("grpc_options", "port"), f"{grpc.get('port', 9000)} is also {_HTTP}.port")
-    for key in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
-        if isinstance(file := http.get(key), str) and not Path(file).is_file():
-            yield Problem((_HTTP, key), f"no such file: {file}")
+    for key, message in tls_problems(http):
+        yield Problem((_HTTP, key), message)
+    if http.get("ssl_certfile") and os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
+        yield Problem((_HTTP, "ssl_certfile"), "HAProxy would serve without TLS: unset RAY_SERVE_ENABLE_HA_PROXY")
 
 
 def _found(module: str) -> bool:

@@ -45,6 +45,13 @@ class EngineTelemetry:
         metrics.inc("sluicegate_generated_tokens", now.generated_tokens - seen.generated_tokens, model=model)
         metrics.inc("sluicegate_cached_tokens", now.cached_tokens - seen.cached_tokens, model=model)
         metrics.inc("sluicegate_preemptions", now.num_preemptions - seen.num_preemptions, model=model)
+        metrics.inc("sluicegate_swaps", now.num_swaps - seen.num_swaps, model=model)
+        metrics.inc("sluicegate_deadlines_missed", now.num_expired - seen.num_expired, model=model)
+        metrics.set("sluicegate_host_kv_usage", now.host_kv_usage, model=model)
+        metrics.inc("sluicegate_host_hit_tokens", now.host_hits - seen.host_hits, model=model)
+        metrics.inc("sluicegate_kv_blocks_stored", now.kv_blocks_stored - seen.kv_blocks_stored, model=model)
+        metrics.inc("sluicegate_kv_blocks_spilled", now.kv_blocks_spilled - seen.kv_blocks_spilled, model=model)
+        metrics.inc("sluicegate_kv_blocks_loaded", now.kv_blocks_loaded - seen.kv_blocks_loaded, model=model)
         self._seen = now
         recorder = self._engine.engine.recorder
         for sample in Recorder.drain(recorder.ttft_s):
@@ -71,6 +78,13 @@ class GatewayTelemetry:
 
     def finished(self, record: RequestLog) -> None:
         self._metrics.inc("sluicegate_http_requests", 1, model=record.model or "none", status=str(record.status))
+
+    def verdict(self, tier: str, verdict: str, tokens: int) -> None:
+        self._metrics.inc("sluicegate_admissions", 1, tier=tier, verdict=verdict)
+        self._metrics.inc("sluicegate_tokens_reserved", tokens, tier=tier)
+
+    def settled(self, tier: str, tokens: int) -> None:
+        self._metrics.inc("sluicegate_tokens_settled", tokens, tier=tier)
 
     def families(self) -> list[Metric]:
         return self._metrics.families()

@@ -62,20 +62,39 @@ class AsyncEngine:
         All are accepted or none: the first refusal (InvalidRequestError, QueueFullError) is raised.
         Leaving the iterator early, for whatever reason, aborts what still runs.
         """
+        wake = asyncio.Event()
+        stream = self.open(requests, lambda _: wake.set())
+        try:
+            while not stream.ended:
+                await wake.wait()
+                wake.clear()
+                if deltas := stream.take():
+                    yield deltas
+                if stream.error is not None:
+                    if deltas := stream.take():  # nothing comes after an error, but these may have come before it
+                        yield deltas
+                    raise stream.error
+        finally:
+            self.close_stream(stream)
+
+    def open(
+        self, requests: tuple[GenerateRequest, ...], on_ready: Callable[[Stream], None], whole: bool = False
+    ) -> Stream:
+        """generate() without a task: `on_ready` is called on this loop when there is something to take (see Stream).
+        The caller ends it with close_stream(). Raises EngineDeadError; refusals come as the stream's error."""
         if self._dead is not None:
             raise EngineDeadError("the engine has stopped after an internal fault")
         loop = asyncio.get_running_loop()
-        outlet = self._outlets.setdefault(loop, Outlet(loop))
-        stream = outlet.open(requests)
+        stream = self._outlets.setdefault(loop, Outlet(loop)).open(requests, on_ready, whole)
         self._commands.put(_Add(requests, stream, self._clock()))
-        try:
-            while (deltas := await stream.take()) is not None:
-                yield deltas
-        finally:
-            self.abort(*stream.request_ids)
-            outlet.close(stream)
-            if outlet.idle:
-                self._outlets.pop(loop, None)
+        return stream
+
+    def close_stream(self, stream: Stream) -> None:
+        """Aborts what still runs. On the loop that opened it."""
+        self.abort(*stream.request_ids)
+        stream.outlet.close(stream)
+        if stream.outlet.idle:
+            self._outlets.pop(stream.outlet.loop, None)
 
     def abort(self, *request_ids: str) -> None:
         """Thread-safe, idempotent, returns at once; blocks are free before the next step."""

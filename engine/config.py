@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from engine.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_DTYPES = (*DTYPES, "fp8_e4m3", "fp8_e5m2", "int8")
+PREEMPTION_MODES = ("auto", "swap", "recompute")
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,12 +16,26 @@ class EngineConfig:
     """Settings of one engine; keys are vLLM's where they mean the same.
 
     `model`: directory with safetensors, a .gguf file, or `pkg://package/file`. `device` auto takes CUDA when
-    there is one. `dtype` auto is bfloat16 on CUDA; on the CPU it is float32 for GGUF files (their weights
-    stay quantized) and the checkpoint's own dtype otherwise. `kv_cache_dtype` auto is `dtype`, but float16 for
-    GGUF files on the CPU in float32.
+    there is one. `dtype` is the type of float weights and of what they are multiplied with; auto is bfloat16 on
+    CUDA; on the CPU it is float32 for GGUF files (their weights stay quantized) and the checkpoint's own dtype
+    otherwise. The compiled CPU kernels keep all else in float32, and weights in a narrower type of their own as
+    they are. `kv_cache_dtype` auto is `dtype`, but float16 for GGUF files on the CPU in float32; fp8_e4m3,
+    fp8_e5m2 and int8 take half the memory, with a scale per token and head that is found as they are written.
     `num_kv_blocks` None: as many as fit `kv_cache_memory` bytes (None: gpu_memory_utilization of a GPU's
     memory, or 1 GiB on the CPU). `max_num_batched_tokens` is the token budget of a step. `seed` seeds requests
-    that bring none. `num_threads` None: one per core. `stand_in_step_ms`: what a step of executor "stand_in", which
+    that bring none.
+
+    `max_waiting_tokens` bounds the queue as max_num_waiting does. With `scheduling_policy` "priority" a request
+    rises above a more important one that came `priority_ageing_s` later per step of priority. `fair_sharing`
+    divides tokens equally among tenants, inside a priority if there are any. At most `max_long_prefills` prompts
+    of `long_prefill_tokens` or more are prefilled at once; shorter ones pass those that wait. While sequences
+    decode, prefill may make a step `max_decode_slowdown` times as long as decoding alone would be, and longer
+    the more prompts there are to each that decodes; `inf` is no limit.
+    `preemption_mode` "swap" keeps what a preempted sequence has computed in host memory, "auto" where that is
+    estimated to be quicker than computing it again. `host_kv_cache_gib` of host memory also keeps evicted
+    prefixes; None is 1 for "swap", else 0.
+
+    `num_threads` None: one per core. `stand_in_step_ms`: what a step of executor "stand_in", which
     has no model, takes.
     """
 
@@ -41,7 +57,15 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     max_num_waiting: int = 4096
+    max_waiting_tokens: int = 1 << 20
     scheduling_policy: str = "fcfs"
+    priority_ageing_s: float = 60.0
+    fair_sharing: bool = False
+    max_long_prefills: int = 2
+    long_prefill_tokens: int = 1024
+    max_decode_slowdown: float = 2.5
+    preemption_mode: str = "auto"
+    host_kv_cache_gib: float | None = None
     seed: int = 0
     num_threads: int | None = None
     stand_in_step_ms: float = 30.0
@@ -53,10 +77,21 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be at least {low}, got {value}")
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
-        if self.kv_cache_dtype not in DTYPES:
-            raise ConfigError(f"kv_cache_dtype must be one of {', '.join(DTYPES)}, got {self.kv_cache_dtype!r}")
+        if self.kv_cache_dtype not in KV_DTYPES:
+            raise ConfigError(f"kv_cache_dtype must be one of {', '.join(KV_DTYPES)}, got {self.kv_cache_dtype!r}")
+        if self.preemption_mode not in PREEMPTION_MODES:
+            allowed = ", ".join(PREEMPTION_MODES)
+            raise ConfigError(f"preemption_mode must be one of {allowed}, got {self.preemption_mode!r}")
+        if self.preemption_mode == "swap" and not self.host_kv_cache_bytes:
+            raise ConfigError("preemption_mode 'swap' needs host_kv_cache_gib above 0, got 0")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+
+    @property
+    def host_kv_cache_bytes(self) -> int:
+        if self.host_kv_cache_gib is None:
+            return 1 << 30 if self.preemption_mode == "swap" else 0
+        return int(self.host_kv_cache_gib * (1 << 30))
 
 
 _MINIMA = {
@@ -68,6 +103,12 @@ _MINIMA = {
     "max_num_seqs": 1,
     "max_num_batched_tokens": 1,
     "max_num_waiting": 0,
+    "max_waiting_tokens": 0,
+    "priority_ageing_s": 1e-3,
+    "max_long_prefills": 1,
+    "long_prefill_tokens": 1,
+    "max_decode_slowdown": 1.0,
+    "host_kv_cache_gib": 0.0,
     "num_threads": 1,
     "stand_in_step_ms": 0.0,
 }

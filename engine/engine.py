@@ -8,9 +8,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from engine.config import EngineConfig
-from engine.errors import ContextLengthError, InvalidRequestError
+from engine.errors import CapacityError, ConfigError, ContextLengthError, InvalidRequestError
 from engine.executor.base import EXECUTORS, Executor
 from engine.kv.manager import PagedKVCache
+from engine.kv.transfer import BlockAccess, KVTransfer, LocalTransfer
 from engine.live import LiveChoice, LiveRequest
 from engine.models.locate import resolve
 from engine.offline import Completion, generate
@@ -54,8 +55,11 @@ class Engine:
             config.block_size,
             config.enable_prefix_caching,
             {"model": self.capacity.fingerprint, "kv_dtype": config.kv_cache_dtype},
+            self.capacity.num_host_slots,
         )
-        self._scheduler = Scheduler(config, self._kv, self.capacity.max_model_len, self.capacity.eos_ids)
+        self._scheduler = Scheduler(
+            config, self._kv, self.capacity.max_model_len, self.capacity.eos_ids, self.capacity.copy_s
+        )
         self._live: dict[str, LiveRequest] = {}
         self._by_seq: dict[int, LiveRequest] = {}
         self._next_seq_id = 0
@@ -63,13 +67,14 @@ class Engine:
         self.recorder = Recorder()
         self._ttft = Window()
         self._itl = Window()
-        self._prompt_tokens = self._generated_tokens = self._cached_tokens = 0
+        self._prompt_tokens = self._generated_tokens = self._cached_tokens = self._num_expired = 0
 
     # ------------------------------------------------------------------------------------------- requests
 
     def add(self, request: GenerateRequest, arrival_s: float | None = None) -> None:
         """Accept a request. `arrival_s`: when it came, by the engine's clock, if not just now. Raises
-        InvalidRequestError (also ContextLengthError, CapacityError) or QueueFullError, and then holds nothing of it."""
+        InvalidRequestError (also ContextLengthError, CapacityError), QueueFullError or DeadlineError, and then holds
+        nothing of it. A request whose deadline passes while it waits ends with an error instead."""
         params = self._validated(request)
         if params.seed is None:
             seed = derive_seed(self.config.seed, self._seedless)
@@ -156,13 +161,22 @@ class Engine:
 
     def step(self) -> list[TokenDelta]:
         """Run one batch. Returns the new deltas; [] when there was nothing to run."""
-        plan = self._scheduler.schedule(self._clock())
+        now = self._clock()
+        deltas = [self._expire(seq, now) for seq in self._scheduler.missed(now)]
+        plan = self._scheduler.schedule(now)
         if plan is None:
-            return []
+            return deltas
         result = self._executor.submit(plan).result()
         now = self._clock()
-        deltas = [d for u in self._scheduler.update(plan, result, now) if (d := self._output(u, now)) is not None]
+        deltas += [d for u in self._scheduler.update(plan, result, now) if (d := self._output(u, now)) is not None]
         return deltas
+
+    def _expire(self, seq: Sequence, now: float) -> TokenDelta:
+        self._num_expired += 1
+        self._scheduler.finish(seq.seq_id, FinishReason.ERROR)
+        live = self._by_seq[seq.seq_id]
+        error = f"no first token was possible within the deadline of {seq.request.deadline_s} s after arrival"
+        return self._terminal(live, live.choices[seq.seq_id], (), FinishReason.ERROR, now, error)
 
     def _output(self, update: SeqUpdate, now: float) -> TokenDelta | None:
         live = self._by_seq.get(update.seq.seq_id)
@@ -247,7 +261,46 @@ class Engine:
             cached_tokens=self._cached_tokens,
             ttft_p95_s=self._ttft.percentile(0.95),
             itl_p95_s=self._itl.percentile(0.95),
+            num_swaps=s.num_swaps,
+            num_expired=self._num_expired,
+            host_hits=kv.host_hits,
+            host_blocks_used=kv.host.num_used,
+            host_blocks_total=kv.host.pool.num_blocks,
+            kv_blocks_stored=kv.host.num_stored,
+            kv_blocks_spilled=kv.host.num_spilled,
+            kv_blocks_loaded=kv.host.num_loaded,
+            pinned_blocks=kv.num_pinned,
         )
+
+    def pin(self, token_ids: Seq[int], salt: str = "") -> int:
+        """Keep the K/V of a prefix, from the first request on that computes it, for as long as there are other
+        blocks to evict. Idempotent. Returns how many of the tokens are in whole blocks and so pinned. Raises
+        ConfigError without prefix caching, CapacityError when more than half of the cache would be pinned."""
+        if not self.config.enable_prefix_caching:
+            raise ConfigError("pinning a prefix needs enable_prefix_caching, which is off")
+        digests, most = self._kv.digests(token_ids, salt), self.capacity.num_blocks // 2
+        new = [digest for digest in digests if not self._kv.is_pinned(digest)]
+        if self._kv.num_pinned + len(new) > most:
+            raise CapacityError(
+                f"{len(new)} blocks to pin besides {self._kv.num_pinned}; at most {most} of "
+                f"{self.capacity.num_blocks} may be",
+                "token_ids",
+            )
+        self._kv.pin(new)
+        return len(digests) * self.config.block_size
+
+    def unpin(self, token_ids: Seq[int], salt: str = "") -> None:
+        self._kv.unpin(self._kv.digests(token_ids, salt))
+
+    def transfer(self) -> KVTransfer:
+        """For moving prefixes to and from other engines. Raises ConfigError if the executor or the settings do not
+        allow it."""
+        access = self._executor
+        if not isinstance(access, BlockAccess):
+            raise ConfigError(f"executor {self.config.executor!r} does not let blocks be moved")
+        if not self.config.enable_prefix_caching:
+            raise ConfigError("moving prefixes needs enable_prefix_caching, which is off")
+        return LocalTransfer(self._kv, access)
 
     def check_health(self) -> None:
         self._executor.check_health()

@@ -27,6 +27,10 @@ class QueueFullError(EngineError):
     """Too many requests wait already. The request is fine: it may succeed later or elsewhere."""
 
 
+class DeadlineError(EngineError):
+    """The request cannot have its first token by its deadline: refused instead of served too late."""
+
+
 class ModelFileError(EngineError, ValueError):
     """A model file is missing, truncated, inconsistent or of a kind we do not read. Names file and tensor."""
 

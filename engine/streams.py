@@ -1,4 +1,4 @@
-"""From the step thread to asyncio callers: one stream per call, one outlet per event loop.
+"""From the step thread to event loops: one stream per call, one outlet per loop.
 
 A message costs much the same on its way to a client whether it carries one token or ten. So an outlet gives its streams
 a number of messages a second to share: while few are open every step's tokens go out at once; with many, a stream's
@@ -9,11 +9,12 @@ wait.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from engine.types import FinishReason, GenerateRequest, TokenDelta
 
-MESSAGES_PER_S = 512.0  # of all streams of one loop together, but:
+MESSAGES_PER_S = 768.0  # of all streams of one loop together, but:
 MAX_WAIT_S = 0.125  # no stream's turn comes later than this after its last one
 
 
@@ -23,7 +24,7 @@ class Outlet:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._open: set[Stream] = set()
-        self._held: set[Stream] = set()
+        self._held: dict[Stream, None] = {}  # in the order of arrival
         self._stalled: asyncio.TimerHandle | None = None  # ends the wait when the step waited for does not come
         self._stepped_s = 0.0  # loop time of the last step
         self._turn_s = 0.0  # from when on held tokens may go
@@ -32,13 +33,14 @@ class Outlet:
     def idle(self) -> bool:
         return not self._open
 
-    def open(self, requests: Seq[GenerateRequest]) -> Stream:
-        stream = Stream(self, requests)
+    def open(self, requests: Seq[GenerateRequest], on_ready: Callable[[Stream], None], whole: bool = False) -> Stream:
+        stream = Stream(self, requests, on_ready, whole)
         self._open.add(stream)
         return stream
 
     def close(self, stream: Stream) -> None:
         self._open.discard(stream)
+        self._held.pop(stream, None)
 
     def deliver(self, arrived: Seq[tuple[Stream, list[TokenDelta]]]) -> None:
         """What one step gave. A stream appears once."""
@@ -47,10 +49,10 @@ class Outlet:
         self._stepped_s = now
         due = now + half_step >= self._turn_s
         for stream, deltas in arrived:
-            if stream.put(deltas) or due:
-                stream.wake()
-            else:
-                self._held.add(stream)
+            if stream.put(deltas):
+                stream.wake()  # before all that could have waited
+            elif not stream.whole:
+                self._held[stream] = None
         if due:
             self._release()
         elif self._held and self._stalled is None:
@@ -60,48 +62,52 @@ class Outlet:
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
-        for stream in self._held:
+        held, self._held = self._held, {}
+        for stream in held:
             stream.wake()
-        self._held.clear()
-        self._turn_s = self.loop.time() + min(MAX_WAIT_S, len(self._open) / MESSAGES_PER_S)
+        streaming = sum(not stream.whole for stream in self._open)
+        self._turn_s = self.loop.time() + min(MAX_WAIT_S, streaming / MESSAGES_PER_S)
 
 
 class Stream:
-    """One caller's deltas. Everything that has arrived since the last take goes out as one list, one delta per choice:
-    coalesced as far as the outlet waits or the consumer is slow."""
+    """One call's deltas, kept until they are taken. `on_ready` is called, on the outlet's loop, whenever there is
+    something to take() that should not wait: once all is complete if `whole`, else by the outlet's pace."""
 
-    def __init__(self, outlet: Outlet, requests: Seq[GenerateRequest]) -> None:
+    def __init__(
+        self, outlet: Outlet, requests: Seq[GenerateRequest], on_ready: Callable[[Stream], None], whole: bool
+    ) -> None:
         self.outlet = outlet
         self.request_ids = [r.request_id for r in requests]
+        self.whole = whole
+        self.error: BaseException | None = None  # why no more will come
+        self._on_ready = on_ready
         self._unfinished = sum(r.sampling.n for r in requests)
         self._deltas: list[TokenDelta] = []
-        self._error: BaseException | None = None
-        self._wake = asyncio.Event()
+
+    @property
+    def ended(self) -> bool:
+        """Every choice has ended and all has been taken."""
+        return self._unfinished <= 0 and not self._deltas
 
     def put(self, deltas: list[TokenDelta]) -> bool:
         """True: these must not wait. Without a wake() they do."""
         self._deltas += deltas
         ended = sum(d.finish_reason is not None for d in deltas)
         self._unfinished -= ended
+        if self.whole:
+            return self._unfinished <= 0
         return ended > 0 or any(d.num_completion_tokens == len(d.token_ids) for d in deltas)
 
     def wake(self) -> None:
-        self._wake.set()
+        self._on_ready(self)
 
     def fail(self, error: BaseException) -> None:
-        self._error = error
-        self._wake.set()
+        self.error = error
+        self.wake()
 
-    async def take(self) -> list[TokenDelta] | None:
-        """The next deltas, or None after the last. Raises what fail() was given."""
-        while not self._wake.is_set() or not self._deltas:
-            if self._error is not None and not self._deltas:
-                raise self._error
-            if self._unfinished <= 0 and not self._deltas:
-                return None
-            self._wake.clear()
-            await self._wake.wait()
-        self._wake.clear()
+    def take(self) -> list[TokenDelta]:
+        """Everything that has arrived since the last time, one delta per choice: coalesced as far as the outlet waits
+        or the taker is slow. Empty when there is nothing, which after a fail() is for good."""
         taken, self._deltas = self._deltas, []
         return merged(taken) if len(taken) > 1 else taken
 

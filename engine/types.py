@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Phase(StrEnum):
@@ -56,7 +57,10 @@ class GenerateRequest:
 
     `cache_salt` separates prefix caches: two requests share blocks only if their salts are equal. The
     server derives it from the tenant; a client never chooses it alone. `deadline_s` is seconds from
-    arrival at the engine. Smaller `priority` is more important.
+    arrival at the engine: a request that cannot get its first token by then is refused. Smaller `priority`
+    is more important. `tenant` is who shares fairly with whom, if sharing is on. The last `resumed_tokens` of
+    `prompt` are not prompt but output that another engine has given: this one goes on behind them, and its text
+    begins with theirs. Then `n` must be 1.
     """
 
     request_id: str
@@ -65,6 +69,8 @@ class GenerateRequest:
     priority: int = 0
     deadline_s: float | None = None
     cache_salt: str = ""
+    tenant: str = ""
+    resumed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +125,8 @@ class Sequence:
 
     `tokens` is prompt + output. `num_computed` counts tokens whose K/V is in the cache. `num_cached` is the
     prefix-cache hit of the *first* admission (reuse from earlier requests; never recompute after preemption).
+    `table` is `blocks` as a plan carries it, None when it must be made anew. `max_len` and `stop_ids` are what
+    ends it, made from the request when it is queued.
     """
 
     seq_id: int
@@ -132,6 +140,9 @@ class Sequence:
     num_cached: int = 0
     drafts: tuple[int, ...] = ()
     blocks: list[int] = field(default_factory=list)
+    table: tuple[int, ...] | None = None
+    max_len: int = 0
+    stop_ids: frozenset[int] = frozenset()
     phase: Phase = Phase.WAITING
     finish_reason: FinishReason | None = None
     num_preemptions: int = 0
@@ -159,8 +170,7 @@ class NewSequence:
     prompt: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SeqSlice:
+class SeqSlice(NamedTuple):
     """One sequence's share of one step: run `token_ids` at positions start, start+1, ...
 
     `block_ids` covers every position up to the end of the slice. `sample`: the last token's logits yield
@@ -177,20 +187,26 @@ class SeqSlice:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Engine -> every rank, once per step. `finished` sequences are forgotten before the slices run."""
+    """Engine -> every rank, once per step. `finished` sequences are forgotten before the slices run.
+
+    `stores` (device block, host slot) are read before anything else of this plan writes a block. `loads` (host
+    slot, device block) come after the stores, so that a slot may be stored and loaded by one plan; no slice of
+    this plan touches a block being loaded, and every later plan may. A plan of copies alone has no slices.
+    """
 
     step_id: int
     slices: tuple[SeqSlice, ...]
     new: tuple[NewSequence, ...] = ()
     finished: tuple[int, ...] = ()
+    stores: tuple[tuple[int, int], ...] = ()
+    loads: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:
         return sum(len(s.token_ids) for s in self.slices)
 
 
-@dataclass(frozen=True, slots=True)
-class SliceResult:
+class SliceResult(NamedTuple):
     """What one slice gave. `token_ids` is empty for a prompt chunk. `logprobs` aligns with token_ids when
     asked for. `prompt_logprobs[j]` is the logprob of prompt token start + j + 1 (the token *after* row j),
     for those rows whose next token is a prompt token; empty unless asked for. `drafts` are the proposer's
@@ -212,7 +228,12 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """The one load snapshot: routing, autoscaling and /metrics all read this."""
+    """The one load snapshot: routing, autoscaling and /metrics all read this.
+
+    Counters run from the start. `num_swaps`: those of num_preemptions that kept their K/V in host memory, the
+    others recompute. `host_hits`: tokens of prefix_hits that came back from host memory. `kv_blocks_spilled`:
+    those of kv_blocks_stored that were evicted prefixes. `num_expired`: sequences ended because of deadlines.
+    """
 
     waiting: int = 0
     running: int = 0
@@ -227,8 +248,22 @@ class EngineStats:
     cached_tokens: int = 0
     ttft_p95_s: float = 0.0
     itl_p95_s: float = 0.0
+    num_swaps: int = 0
+    num_expired: int = 0
+    host_hits: int = 0
+    host_blocks_used: int = 0
+    host_blocks_total: int = 0
+    kv_blocks_stored: int = 0
+    kv_blocks_spilled: int = 0
+    kv_blocks_loaded: int = 0
+    pinned_blocks: int = 0
 
     @property
     def kv_usage(self) -> float:
         """Share of blocks held by live sequences, 0..1. Free cached blocks do not count."""
         return self.kv_blocks_used / self.kv_blocks_total if self.kv_blocks_total else 0.0
+
+    @property
+    def host_kv_usage(self) -> float:
+        """Share of host blocks held by preempted sequences, 0..1. Evicted prefixes kept there do not count."""
+        return self.host_blocks_used / self.host_blocks_total if self.host_blocks_total else 0.0

@@ -1,94 +1,19 @@
-"""Readers for recorded traffic. To add a format: one function from lines to rows, and one entry in the table.
-
-| format | looks like | published by |
-|---|---|---|
-| azure | CSV: TIMESTAMP (date and time), ContextTokens, GeneratedTokens | Azure/AzurePublicDataset |
-| burstgpt | CSV: Timestamp (s), Request tokens, Response tokens, ... | HPMLL/BurstGPT |
-| mooncake | JSON lines: timestamp (ms), input_length, output_length, hash_ids | kvcache-ai/Mooncake |
-"""
+"""Recorded traffic, as `autoscaling.traces.formats` reads it, with this package's error."""
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from datetime import datetime
-from itertools import chain
 from pathlib import Path
 
+from autoscaling.traces import formats
+from autoscaling.traces.formats import MOONCAKE_BLOCK_TOKENS, Row, TraceError
 from load_tests.errors import LoadError
 
-MOONCAKE_BLOCK_TOKENS = 512
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One recorded request. `at_s`: seconds from the first one. `blocks`: an id for each `block_tokens` tokens of the
-    prompt (the last may be partly filled); equal leading ids are an equal prefix. Empty: nothing is known."""
-
-    at_s: float
-    prompt_tokens: int
-    output_tokens: int
-    blocks: tuple[int, ...] = ()
-    block_tokens: int = MOONCAKE_BLOCK_TOKENS
+__all__ = ["MOONCAKE_BLOCK_TOKENS", "Row", "read_trace"]
 
 
 def read_trace(path: Path) -> tuple[Row, ...]:
-    """Rows in the order of their times, the first at 0; recorded failures (no output) are left out. The format is
-    recognised by the first line. Raises LoadError."""
+    """As formats.read_trace. Raises LoadError."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as lines:
-            rows = list(_rows(path, lines))
-    except OSError as error:
-        raise LoadError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise LoadError(f"{path}: not a text file") from None
-    rows = sorted((r for r in rows if r.prompt_tokens > 0 and r.output_tokens > 0), key=lambda r: r.at_s)
-    if not rows:
-        raise LoadError(f"{path}: no requests in it")
-    return tuple(replace(row, at_s=row.at_s - rows[0].at_s) for row in rows)
-
-
-def _rows(path: Path, lines: Iterable[str]) -> Iterator[Row]:
-    lines = iter(lines)
-    first = next(lines, "")
-    columns = frozenset(next(csv.reader([first]), []))
-    read = next((read for needed, read in _READERS.items() if needed <= columns), None)
-    if read is None and first.lstrip().startswith("{"):
-        read = _mooncake
-    if read is None:
-        known = "; ".join(", ".join(sorted(needed)) for needed in _READERS)
-        raise LoadError(f"{path}: not a known trace. Known: CSV with columns {known}; JSON lines with input_length")
-    count = 0
-    try:
-        for row in read(chain([first], lines)):
-            count += 1
-            yield row
-    except (ValueError, LookupError, TypeError) as error:
-        raise LoadError(f"{path}: request {count + 1} cannot be read: {error}") from None
-
-
-def _azure(lines: Iterable[str]) -> Iterator[Row]:
-    for row in csv.DictReader(lines):
-        at = datetime.fromisoformat(row["TIMESTAMP"]).timestamp()
-        yield Row(at, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
-
-
-def _burstgpt(lines: Iterable[str]) -> Iterator[Row]:
-    for row in csv.DictReader(lines):
-        yield Row(float(row["Timestamp"]), int(row["Request tokens"]), int(row["Response tokens"]))
-
-
-def _mooncake(lines: Iterable[str]) -> Iterator[Row]:
-    for line in lines:
-        if line.strip():
-            row = json.loads(line)
-            blocks = tuple(int(block) for block in row.get("hash_ids", ()))
-            yield Row(float(row["timestamp"]) / 1000, int(row["input_length"]), int(row["output_length"]), blocks)
-
-
-_READERS: dict[frozenset[str], Callable[[Iterable[str]], Iterator[Row]]] = {
-    frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}): _azure,
-    frozenset({"Timestamp", "Request tokens", "Response tokens"}): _burstgpt,
-}
+        return formats.read_trace(path)
+    except TraceError as error:
+        raise LoadError(str(error)) from None

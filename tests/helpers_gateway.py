@@ -78,7 +78,9 @@ class FakeBackend:
     async def metrics(self) -> bytes | None:
         return self.metrics_text
 
-    async def generate(self, model_id: str, requests: tuple[GenerateRequest, ...]) -> AsyncIterator[list[TokenDelta]]:
+    async def generate(
+        self, model_id: str, requests: tuple[GenerateRequest, ...], streamed: bool = True
+    ) -> AsyncIterator[list[TokenDelta]]:
         self.calls.append(requests)
         choices = [_Choice(self, r, i) for r in requests for i in range(r.sampling.n)]
         step = 0

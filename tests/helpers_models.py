@@ -93,6 +93,7 @@ def make_gguf(
     seed: int = 0,
     quant: str = "Q4_1",
     embed_quant: str = "Q8_0",
+    quants: dict[str, str] | None = None,
     num_tokens: int | None = None,
     metadata: dict[str, Any] | None = None,
     drop: tuple[str, ...] = (),
@@ -100,10 +101,12 @@ def make_gguf(
 ) -> Path:
     """Write <tmp_path>/<arch>-<quant>.gguf, the model make_hf_dir(arch, seed, **overrides) would write, quantized.
 
+    `quants`: other types than `quant` by a layer's name in its block, such as "self_attn.v_proj".
     Untied unless tie_word_embeddings=True is given. arch "mistral" is written as llama, as converters do.
     `metadata` adds or replaces (int, float, bool or str) keys; `drop` leaves out tensors or keys by GGUF name.
     The tokenizer is byte-level BPE with `num_tokens` (default: vocab_size) tokens and no merges.
     """
+    quants = quants or {}
     model = hf_model(arch, seed, **overrides)
     c = model.config
     name = "llama" if arch == "mistral" else arch
@@ -150,7 +153,7 @@ def make_gguf(
         w = p.detach().numpy()
         if name == "llama" and short in ("self_attn.q_proj", "self_attn.k_proj"):
             w = _permute(w, c.num_attention_heads if short.endswith("q_proj") else c.num_key_value_heads)
-        kind = "F32" if w.ndim == 1 else embed_quant if short == "model.embed_tokens" else quant
+        kind = "F32" if w.ndim == 1 else embed_quant if short == "model.embed_tokens" else quants.get(short, quant)
         qtype = gguf.GGMLQuantizationType[kind]
         if kind == "F32":
             writer.add_tensor(gguf_name, w.astype(np.float32))

@@ -4,6 +4,7 @@ that a wrong share, an early eviction, a stale hit or an overwritten slot shows 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.config import EngineConfig
@@ -82,6 +83,7 @@ class FakeRanks:
         self.salts: dict[int, str] = {}
         self.known: dict[int, RankSeq] = {}
         self.memory: dict[tuple[int, int], int] = {}
+        self.host: dict[tuple[int, int], int] = {}
         self.num_tokens = 0
 
     def slot(self, block_ids: tuple[int, ...], pos: int) -> tuple[int, int]:
@@ -96,6 +98,7 @@ class FakeRanks:
             for token in new.prompt:
                 seq.push(token)
             self.known[new.seq_id] = seq
+        self._copy(plan)
         written: set[tuple[int, int]] = set()
         for piece in plan.slices:
             seq = self.known[piece.seq_id]
@@ -125,6 +128,14 @@ class FakeRanks:
                 )
             results.append(self._result(piece.token_ids[len(piece.token_ids) - piece.num_drafts :], piece, seq))
         return StepResult(plan.step_id, tuple(results))
+
+    def _copy(self, plan: StepPlan) -> None:
+        for block, slot in plan.stores:
+            for at in range(self.block_size):
+                self.host[slot, at] = self.memory.get((block, at), 0)
+        for slot, block in plan.loads:
+            for at in range(self.block_size):
+                self.memory[block, at] = self.host[slot, at]  # KeyError: nothing was ever stored there
 
     def _result(self, drafts: tuple[int, ...], piece, seq: RankSeq) -> SliceResult:
         rows: tuple[TokenLogprob, ...] = ()
@@ -168,18 +179,22 @@ class World:
         caching: bool = True,
         max_model_len: int = 400,
         num_drafts: int = 0,
-        max_num_waiting: int = 4096,
+        num_host_slots: int = 0,
+        step_s: Callable[[StepPlan], float] | None = None,
+        **settings: object,
     ) -> None:
         config = EngineConfig(
             "none",
             block_size=block_size,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
-            max_num_waiting=max_num_waiting,
+            enable_prefix_caching=caching,
+            **settings,  # type: ignore[arg-type]
         )
+        self.step_s = step_s
         self.budget = budget
         self.max_model_len = max_model_len
-        self.kv = PagedKVCache(num_blocks, block_size, caching, {"model": "fake"})
+        self.kv = PagedKVCache(num_blocks, block_size, caching, {"model": "fake"}, num_host_slots)
         self.scheduler = Scheduler(config, self.kv, max_model_len, frozenset({EOS}))
         self.ranks = FakeRanks(block_size, num_drafts)
         self.now = 0.0
@@ -190,10 +205,19 @@ class World:
         self.reasons: dict[int, FinishReason] = {}
         self.plans: list[StepPlan] = []
 
-    def add(self, prompt: list[int], priority: int = 0, salt: str = "", seed: int = 0, **sampling: object) -> Sequence:
+    def add(
+        self,
+        prompt: list[int],
+        priority: int = 0,
+        salt: str = "",
+        seed: int = 0,
+        tenant: str = "",
+        deadline_s: float | None = None,
+        **sampling: object,
+    ) -> Sequence:
         seq_id = len(self.seqs)
         params = SamplingParams(**{"max_tokens": 8, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
-        request = GenerateRequest(str(seq_id), tuple(prompt), params, priority=priority, cache_salt=salt)
+        request = GenerateRequest(str(seq_id), tuple(prompt), params, priority, deadline_s, salt, tenant)
         seq = Sequence(seq_id, request, list(prompt), len(prompt), seed=seed, arrival_s=self.now)
         self.scheduler.add(seq)
         self.seqs[seq_id], self.prompts[seq_id], self.outputs[seq_id] = seq, list(prompt), []
@@ -220,6 +244,8 @@ class World:
         return plan
 
     def update(self, plan: StepPlan) -> list[SeqUpdate]:
+        if self.step_s is not None:
+            self.now += self.step_s(plan)
         updates = self.scheduler.update(plan, self.ranks.run(plan), self.now)
         for update in updates:
             seq_id = update.seq.seq_id
@@ -253,7 +279,10 @@ class World:
             bound -= 1
             assert bound > 0, "no progress"
         assert self.schedule() is None
-        assert self.kv.num_used == 0 and self.scheduler.num_running == self.scheduler.num_waiting == 0
+        assert (
+            self.kv.num_used == self.kv.host.num_used == 0
+            and self.scheduler.num_running == self.scheduler.num_waiting == 0
+        )
         assert self.scheduler.pending_tokens == 0
         for seq_id, seq in self.seqs.items():
             assert seq.phase is Phase.FINISHED and not seq.blocks
@@ -281,7 +310,9 @@ class World:
         assert self.scheduler.pending_tokens == sum(queued) + sum(n for n in lacking if n > 1)
 
     def _check_plan(self, plan: StepPlan) -> None:
-        assert 0 < plan.num_tokens <= self.budget
+        assert plan.num_tokens <= self.budget
+        assert plan.slices or plan.loads, "a step for nothing"
+        loading = {block for _, block in plan.loads}
         for piece in plan.slices:
             seq, end = self.seqs[piece.seq_id], piece.start + len(piece.token_ids)
             assert end <= max(seq.num_prompt, seq.num_prompt + seq.request.sampling.max_tokens - 1)
@@ -289,7 +320,9 @@ class World:
         scheduled = {piece.seq_id for piece in plan.slices}
         assert len(scheduled) == len(plan.slices)
         for seq in self.seqs.values():
-            if seq.phase is Phase.RUNNING and seq.seq_id not in scheduled:
-                assert len(seq.tokens) - seq.num_computed > 1, "a decode was passed over"
-                assert plan.num_tokens == self.budget, "a prompt was passed over with budget left"
+            if seq.phase is Phase.RUNNING and seq.seq_id not in scheduled and not loading.intersection(seq.blocks):
+                fresh = not seq.num_output or seq.num_computed < seq.num_prompt
+                assert fresh or len(seq.tokens) - seq.num_computed > 1, "a decode was passed over"
+                if self.step_s is None:  # else prompts may be held back for those who decode
+                    assert plan.num_tokens == self.budget, "a prompt was passed over with budget left"
             assert seq.phase is Phase.RUNNING or seq.seq_id not in scheduled

@@ -23,5 +23,5 @@ def run(args: argparse.Namespace) -> int:
             print(*error.problems, sep="\n")
             status = 1
         else:
-            print(f"{path}: ok, models: {', '.join(model.name for model in file.config.models)}")
+            print(f"{path}: ok, models: {', '.join(file.model_ids)}")
     return status

@@ -71,6 +71,7 @@ def _serve(args: argparse.Namespace) -> int:
     try:
         file = _load(args)
         key = _first_key(file)
+        _need_database(file)
         _need_port(file.host, file.port)
     except ConfigFileError as error:
         more = len(error.problems) - 1
@@ -126,15 +127,31 @@ def _load(args: argparse.Namespace) -> ServeFile:
 
 def _first_key(file: ServeFile) -> str | None:
     """A key that will be let in. Raises ConfigFileError for one the gateway would refuse to start with."""
-    from deployments.gateway.auth import ApiKeys
+    from deployments.gateway.auth import secret_of
     from deployments.serve_file import ConfigFileError
 
-    keys = file.config.gateway.api_keys
     try:
-        ApiKeys(keys)
+        keys = [(secret_of(key), key) for key in file.config.gateway.api_keys]
     except ValueError as error:
         raise ConfigFileError([f"gateway.api_keys: {error}"]) from None
-    return (os.environ[keys[0][4:]] if keys[0].startswith("env:") else keys[0]) if keys else None
+    return next((secret for secret, key in keys if "inference" in key.scopes and key.models is None), None)
+
+
+def _keyed(file: ServeFile) -> bool:
+    """Whether clients need a key."""
+    return bool(file.config.gateway.api_keys or file.config.gateway.keys.database)
+
+
+def _need_database(file: ServeFile) -> None:
+    """Raises ConfigFileError when the key database is not one that can be opened."""
+    from deployments.keys.database import Database, DatabaseUrlError
+    from deployments.serve_file import ConfigFileError
+
+    if setting := file.config.gateway.keys.database:
+        try:
+            Database(setting)
+        except DatabaseUrlError as error:
+            raise ConfigFileError([f"gateway.keys.database: {error}"]) from None
 
 
 def _need_port(host: str, port: int) -> None:
@@ -164,13 +181,14 @@ def _wait_running(node: LocalRay) -> None:
 
 
 def _wait_answer(file: ServeFile, key: str | None) -> None:
-    """Until the server says it is ready and has completed a first prompt of every model. Raises StartError."""
+    """Until the server says it is ready and, if a key for that is known, has completed a first prompt of every model.
+    Raises StartError."""
     deadline = time.monotonic() + _FIRST_ANSWER_S
     while True:
         try:
             _http(file, key, "/health/ready")
-            for model in file.config.models:
-                _http(file, key, "/v1/completions", {"model": model.name, "prompt": "Hello", "max_tokens": 1})
+            for model_id in file.model_ids if key or not _keyed(file) else ():
+                _http(file, key, "/v1/completions", {"model": model_id, "prompt": "Hello", "max_tokens": 1})
             return
         except urllib.error.HTTPError as error:
             reason = f"{error.url} answers {error.code}: {error.read(500).decode(errors='replace')}"
@@ -204,8 +222,11 @@ def _url(file: ServeFile) -> str:
 
 def _announce(file: ServeFile, key: str | None, node: LocalRay) -> None:
     url = _url(file)
-    names = [model.name for model in file.config.models]
+    names = file.model_ids
     body = {"model": names[0], "stream": True, "messages": [{"role": "user", "content": "Say hello."}]}
+    if key is None and _keyed(file):
+        key = "YOUR_KEY"
+        _say("no key in the config may use all models; `sluice keys create` makes one")
     auth = f"-H 'Authorization: Bearer {key}' " if key else ""
     _say(f"logs {node.logs}")
     _say(f"all of Ray's metrics, ours among them: http://127.0.0.1:{node.metrics_port}/metrics")

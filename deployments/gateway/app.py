@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, NoReturn
 
 import orjson
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from deployments.gateway.auth import ApiKeys
+from deployments.gateway.accounts import Accounts
+from deployments.gateway.admin import ADMIN_OPERATIONS, admin_routes
+from deployments.gateway.admission import Admission
 from deployments.gateway.backend import Backend, ServedModel
 from deployments.gateway.chat import ChatForm
 from deployments.gateway.completions import CompletionForm
@@ -22,18 +26,26 @@ from deployments.gateway.config import GatewayConfig
 from deployments.gateway.edge import Edge, send_json
 from deployments.gateway.errors import ApiError, method_not_allowed, model_not_found, unsupported, url_not_found
 from deployments.gateway.generation import Gate, GenerationEndpoint
+from deployments.gateway.openapi import OPERATIONS, Operation, document
 from deployments.gateway.protocol import EmbeddingsBody, parse
 from deployments.gateway.request_log import RequestLog
 from deployments.gateway.requests import Caller, chat_job, completion_job, find_model, tokenize
+from deployments.limits.memory import MemoryStore
 
 
 def create_app(
-    config: GatewayConfig, backend: Backend, on_finished: Callable[[RequestLog], None] | None = None
+    config: GatewayConfig,
+    backend: Backend,
+    on_finished: Callable[[RequestLog], None] | None = None,
+    admission: Admission | None = None,
 ) -> FastAPI:
     """`backend` is used from the event loop that serves the app. `on_finished` must not block. Raises ValueError
-    when an API key is unusable."""
-    gate = Gate(config, ApiKeys(config.api_keys), backend)
-    info = _Info(gate, config.public_metrics)
+    when an API key or the key database's setting is unusable. `admission` None: limits are counted in this process."""
+    accounts = Accounts(config) if config.keys.database else None
+    admission = admission or Admission(config, MemoryStore())
+    gate = Gate(config, accounts, backend, admission)
+    operations = (*OPERATIONS, *ADMIN_OPERATIONS) if accounts else OPERATIONS
+    info = _Info(gate, config.public_metrics, operations)
     routes: list[BaseRoute] = [
         Route("/v1/chat/completions", GenerationEndpoint(gate, chat_job, ChatForm()), methods=["POST"]),
         Route("/v1/completions", GenerationEndpoint(gate, completion_job, CompletionForm()), methods=["POST"]),
@@ -45,15 +57,60 @@ def create_app(
         Route("/health/ready", info.ready, methods=["GET"]),
         Route("/health/live", info.live, methods=["GET"]),
         Route("/metrics", info.metrics, methods=["GET"]),
+        Route("/openapi.json", info.openapi, methods=["GET"]),
     ]
+    if accounts is not None:
+        routes += admin_routes(gate, accounts)
     return FastAPI(
         title="Sluicegate",
         routes=routes,
         openapi_url=None,
         redirect_slashes=False,
-        middleware=[Middleware(Edge, on_finished=on_finished)],
+        middleware=[*_cors(config.cors_origins), Middleware(Edge, on_finished=_each(on_finished, accounts))],
+        lifespan=_lifespan(accounts, admission),
         exception_handlers={HTTPException: _unrouted},
     )
+
+
+def _lifespan(
+    accounts: Accounts | None, admission: Admission
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with accounts.lifespan() if accounts else nullcontext():
+            yield
+            await admission.close()
+
+    return lifespan
+
+
+def _each(
+    on_finished: Callable[[RequestLog], None] | None, accounts: Accounts | None
+) -> Callable[[RequestLog], None] | None:
+    if accounts is None:
+        return on_finished
+
+    def finished(record: RequestLog) -> None:
+        accounts.finished(record)
+        if on_finished is not None:
+            on_finished(record)
+
+    return finished
+
+
+def _cors(origins: Sequence[str]) -> list[Middleware]:
+    """Outside of Edge, so that pages can read errors too. Keys come in a header, so no cookies are let through."""
+    if not origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=("GET", "POST", "PUT", "PATCH", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=("*",),
+        )
+    ]
 
 
 class _JsonEndpoint:
@@ -64,23 +121,25 @@ class _JsonEndpoint:
         self._use = use
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = await self._gate.read(scope, receive, self._use)
+        caller = await self._gate.look(scope, "inference")
+        answer = await self._gate.read(scope, receive, caller, self._use)
         await send_json(send, 200, orjson.dumps(answer))
 
 
 class _Info:
     """Everything that is asked with GET. Health needs no key: load balancers have none."""
 
-    def __init__(self, gate: Gate, public_metrics: bool) -> None:
+    def __init__(self, gate: Gate, public_metrics: bool, operations: Sequence[Operation]) -> None:
         self._gate = gate
+        self._operations = operations
         self._public_metrics = public_metrics
 
     async def models(self, request: Request) -> Response:
-        caller = self._gate.admit(request.scope)
+        caller = await self._gate.look(request.scope, "models.read")
         return _json({"object": "list", "data": [_model(m) for m in caller.models.values()]})
 
     async def model(self, request: Request) -> Response:
-        caller = self._gate.admit(request.scope)
+        caller = await self._gate.look(request.scope, "models.read")
         model_id = request.path_params["model_id"]
         if model_id not in caller.models:
             raise model_not_found(model_id)
@@ -93,9 +152,12 @@ class _Info:
         ready = await self._gate.backend.ready()
         return _json({"status": "ready" if ready else "not ready"}, 200 if ready else 503)
 
+    async def openapi(self, _: Request) -> Response:
+        return _json(document(self._operations, ("/metrics",) if self._public_metrics else ()))
+
     async def metrics(self, request: Request) -> Response:
         if not self._public_metrics:
-            self._gate.admit(request.scope)
+            await self._gate.admit(request.scope, "admin")
         text = await self._gate.backend.metrics()
         if text is None:
             raise url_not_found("GET", "/metrics")
@@ -118,7 +180,7 @@ def _json(value: Any, status: int = 200) -> Response:
 
 def _no_embeddings(fields: dict[str, Any], caller: Caller) -> NoReturn:
     body = parse(EmbeddingsBody, fields, "ignore")
-    model = find_model(caller.models, body.model)
+    model = find_model(caller, body.model)
     raise unsupported("model", f"The model `{model.id}` does not support embeddings.", "unsupported_value")
 
 

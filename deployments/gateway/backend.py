@@ -41,11 +41,13 @@ class Backend(Protocol):
     def models(self) -> Mapping[str, ServedModel]:
         """All models that are configured, also while none of their replicas is up. Cheap: called per request."""
 
-    def generate(self, model_id: str, requests: tuple[GenerateRequest, ...]) -> AsyncIterator[list[TokenDelta]]:
+    def generate(
+        self, model_id: str, requests: tuple[GenerateRequest, ...], streamed: bool
+    ) -> AsyncIterator[list[TokenDelta]]:
         """The deltas of all the requests and their choices, interleaved, each choice ending with exactly one delta
-        that has a finish_reason. Closing or cancelling the iterator aborts whatever still runs. Raises
-        InvalidRequestError and its kin, ModelUnavailableError, QueueFullError (all before the first delta) and
-        ReplicaLostError (at any time)."""
+        that has a finish_reason; as they come if `streamed`, else all in the end. Closing or cancelling the iterator
+        aborts whatever still runs. Raises InvalidRequestError and its kin, ModelUnavailableError, QueueFullError (all
+        before the first delta) and ReplicaLostError (at any time)."""
 
     async def ready(self) -> bool:
         """Whether every model would take a request now."""

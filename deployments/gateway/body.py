@@ -14,6 +14,7 @@ from starlette.types import Receive
 from deployments.gateway.errors import ApiError, body_too_large, invalid
 
 _JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json", re.I)
+MAX_DEPTH = 64
 _GZIP_WINDOW = 31  # zlib: 15 bits of window, gzip framing
 
 
@@ -75,7 +76,20 @@ def decode(raw: bytes, coding: str, limit: int) -> dict[str, Any]:
         raise invalid(f"We could not parse the JSON body of your request: {error.msg}.") from None
     if not isinstance(value, dict):
         raise invalid("The request body must be a JSON object.")
+    if data.count(b"{") + data.count(b"[") > MAX_DEPTH and too_deep(value):
+        raise invalid(f"The JSON body of your request has more than {MAX_DEPTH} levels of nesting.")
     return value
+
+
+def too_deep(value: Any) -> bool:
+    """Whether arrays and objects are nested more than MAX_DEPTH deep. What is deeper, templates could not write."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
+        level = [inner for inner in level if isinstance(inner, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def gunzip(raw: bytes, limit: int) -> bytes:

@@ -19,8 +19,6 @@ from deployments.gateway.token_text import shown, token_bytes
 from engine.text import TextModel
 from engine.types import TokenDelta, TokenLogprob
 
-_SERVICE_TIER = "default"
-
 
 class ChatForm:
     """See answer.Form."""
@@ -30,7 +28,7 @@ class ChatForm:
 
     def whole(self, job: Job, choices: Sequence[Sequence[TokenDelta]], usage: Payload) -> Payload:
         body = head(job, "chat.completion")
-        body["service_tier"] = _SERVICE_TIER
+        body["service_tier"] = job.tier
         body["choices"] = [_choice(job, i, deltas) for i, deltas in enumerate(choices)]
         body["usage"] = usage
         if job.prompt_logprobs is not None:
@@ -45,7 +43,7 @@ class ChatChunks:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._head = head(job, "chat.completion.chunk")
-        self._head["service_tier"] = _SERVICE_TIER
+        self._head["service_tier"] = job.tier
         self._tail: Payload = {"usage": None} if job.include_usage else {}
         self._begun: set[int] = set()
 

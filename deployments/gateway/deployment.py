@@ -14,12 +14,15 @@ from ray.serve._private.logging_utils import get_serve_logs_dir
 from ray.serve.handle import DeploymentHandle
 
 from deployments.config import ModelConfig
+from deployments.gateway.admission import Admission
 from deployments.gateway.app import create_app
 from deployments.gateway.backend import ServedModel
 from deployments.gateway.config import GatewayConfig
 from deployments.gateway.journal import Journal
 from deployments.gateway.request_log import RequestLog
 from deployments.gateway.serve_backend import ServeBackend
+from deployments.limits.build import build_store
+from deployments.limits.memory import MemoryStore
 from deployments.telemetry import GatewayTelemetry
 from engine.models.locate import resolve
 from engine.text import load_text
@@ -34,11 +37,16 @@ class Gateway:
         models: Sequence[ModelConfig],
         router: DeploymentHandle[Any],
         pools: Mapping[str, DeploymentHandle[Any]],
+        gateways: int,
+        hub: DeploymentHandle[Any] | None,
     ) -> None:
+        """`gateways`: how many there are. `hub`: of LimitHub; None where it is not needed."""
         self._config = config
         self._models = models
         self._router = router
         self._pools = pools
+        self._num_gateways = gateways
+        self._hub = hub
         replica = serve.get_replica_context().replica_id.unique_id
         self._telemetry = GatewayTelemetry(replica)
         self._journal = Journal(Path(get_serve_logs_dir()), replica)
@@ -54,8 +62,14 @@ class Gateway:
         }
         here = serve.get_replica_context()
         gateways = serve.get_deployment_handle(here.deployment, app_name=here.app_name)
-        backend = ServeBackend(served, self._router, self._pools, gateways)
-        return create_app(self._config, backend, self._finished)
+        policies = {m.name: m.routing_policy for m in self._models}
+        backend = ServeBackend(served, self._router, self._pools, gateways, policies)
+        return create_app(self._config, backend, self._finished, self._admission())
+
+    def _admission(self) -> Admission:
+        config = self._config
+        store = build_store(config.limits, self._num_gateways, self._hub) if config.has_limits else MemoryStore()
+        return Admission(config, store, self._telemetry.verdict, self._telemetry.settled)
 
     async def metric_families(self) -> list[Metric]:
         return self._telemetry.families()

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments.gateway.body import ClientGoneError
 from deployments.gateway.errors import ApiError, from_exception, internal
 from deployments.gateway.request_log import CLIENT_GONE, RequestLog, Trace
-from deployments.proxy_guard import REQUEST_ID
+from deployments.proxy_guard import BODY, REQUEST_ID
 
 log = logging.getLogger(__name__)
 
@@ -70,9 +70,13 @@ class _Body:
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self._receive = receive
+        self._known: bytes | None = scope.get(BODY)
         self._ended = not any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
 
     async def receive(self) -> Message:
+        if self._known is not None:
+            body, self._known, self._ended = self._known, None, True
+            return {"type": "http.request", "body": body, "more_body": False}
         message = await self._receive()
         if message["type"] == "http.disconnect" or not message.get("more_body", False):
             self._ended = True
@@ -111,6 +115,7 @@ class _Answer:
             headers["x-request-id"] = trace.request_id
             headers["openai-processing-ms"] = str(round(elapsed_s * 1000))
             headers["openai-version"] = _API_VERSION
+            headers.update(trace.headers)
             if parts_s := trace.known_parts_s():
                 parts = (f"{name};dur={seconds * 1000:.2f}" for name, seconds in parts_s.items())
                 headers["server-timing"] = ", ".join(parts)

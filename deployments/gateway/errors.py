@@ -27,6 +27,14 @@ class ModelUnavailableError(ServeError):
         self.retry_after_s = retry_after_s
 
 
+class OverloadedError(ServeError):
+    """More requests wait already than this one may wait behind. `retry_after_s`: until there will be fewer."""
+
+    def __init__(self, retry_after_s: float) -> None:
+        super().__init__(retry_after_s)
+        self.retry_after_s = retry_after_s
+
+
 class ReplicaLostError(ServeError):
     """The replica that served the request is gone."""
 
@@ -90,6 +98,29 @@ def unauthorized(message: str, code: str | None = "invalid_api_key") -> ApiError
     return ApiError(401, message, INVALID, None, code, {"www-authenticate": "Bearer"})
 
 
+def missing_scope(scope: str) -> ApiError:
+    message = (
+        f"You have insufficient permissions for this operation. Missing scopes: {scope}. Check that your API key has "
+        "the necessary scopes."
+    )
+    return ApiError(403, message, INVALID, None, "insufficient_permissions")
+
+
+def unknown_tier(name: str) -> ApiError:
+    return ApiError(403, f"The service tier '{clip(name)}' of this API key does not exist here.", INVALID)
+
+
+def quota_exceeded(message: str, opens_in_s: float) -> ApiError:
+    """For what no client should retry by itself, although `retry-after` says when it would succeed."""
+    headers = {"retry-after": str(math.ceil(opens_in_s)), "x-should-retry": "false"}
+    return ApiError(429, message, "insufficient_quota", None, "insufficient_quota", headers)
+
+
+def accounts_unavailable() -> ApiError:
+    text = "The database of accounts can't be reached at the moment. Please retry shortly."
+    return _unavailable(text, "service_unavailable_error", "accounts_unavailable", 1.0)
+
+
 def body_too_large(limit: int) -> ApiError:
     return ApiError(413, f"The request body is too large: at most {limit} bytes are allowed.", INVALID)
 
@@ -121,9 +152,10 @@ def from_exception(error: Exception) -> ApiError | None:
         case ModelUnavailableError():
             text = "The model is not ready to take requests. Please retry shortly."
             return _unavailable(text, "service_unavailable_error", "model_not_ready", error.retry_after_s)
-        case QueueFullError():
+        case QueueFullError() | OverloadedError():
             text = "The server is overloaded. Please retry shortly."
-            return _unavailable(text, "service_unavailable_error", "server_is_overloaded", _QUEUE_RETRY_S)
+            retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else _QUEUE_RETRY_S
+            return _unavailable(text, "service_unavailable_error", "server_is_overloaded", retry_after_s)
         case ServeError() | EngineError():
             return cut_short()
     return None

@@ -5,24 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import orjson
 from starlette.types import Receive, Scope, Send
 
+from deployments.gateway.accounts import Accounts
+from deployments.gateway.admission import Admission, cost
 from deployments.gateway.answer import Form, Payload
-from deployments.gateway.auth import ApiKeys
+from deployments.gateway.auth import Authenticator, StaticKeys, authorization_of, visible
 from deployments.gateway.backend import Backend
 from deployments.gateway.body import ClientGoneError, content_coding, decode, read_body
 from deployments.gateway.config import GatewayConfig
 from deployments.gateway.edge import send_json, trace_of
-from deployments.gateway.errors import ReplicaLostError, from_exception, internal
+from deployments.gateway.errors import ReplicaLostError, from_exception, internal, unknown_tier
 from deployments.gateway.request_log import Trace
 from deployments.gateway.requests import Caller, Job, Prepare
 from deployments.gateway.sse import DONE, EventStream, events, json_event
 from deployments.gateway.tally import Tally
+from deployments.tiers import resolve
 from engine.types import TokenDelta
 
 log = logging.getLogger(__name__)
@@ -37,20 +40,39 @@ R = TypeVar("R")
 class Gate:
     """What every endpoint with a JSON body does first."""
 
-    def __init__(self, config: GatewayConfig, keys: ApiKeys, backend: Backend) -> None:
+    def __init__(
+        self, config: GatewayConfig, accounts: Accounts | None, backend: Backend, admission: Admission
+    ) -> None:
+        """Raises ValueError when one of the config's keys is unusable."""
         self.config = config
-        self.keys = keys
+        self.accounts = accounts
         self.backend = backend
+        self.admission = admission
+        self._keys = Authenticator(StaticKeys(config.api_keys), accounts.ring if accounts else None)
 
-    def admit(self, scope: Scope) -> Caller:
-        """Raises ApiError 401."""
-        tenant = self.keys.admit([value for name, value in scope["headers"] if name == b"authorization"])
-        trace_of(scope).tenant = tenant.id
-        return Caller(self.config, self.backend.models(), tenant)
+    async def admit(self, scope: Scope, needs: str) -> Caller:
+        """For a purpose that needs this scope of a key. Raises ApiError."""
+        tenant = await self._keys.admit(authorization_of(scope), needs)
+        trace = trace_of(scope)
+        trace.tenant, trace.org, trace.project = tenant.id, tenant.org, tenant.project
+        standing = resolve(self.config.tiers, self.config.default_tier, tenant.tier)
+        if standing is None:
+            raise unknown_tier(tenant.tier)
+        name, tier = standing
+        return Caller(self.config, visible(self.backend.models(), tenant.models, tier.model_names), tenant, name, tier)
 
-    async def read(self, scope: Scope, receive: Receive, use: Callable[[dict[str, Any], Caller], R]) -> R:
+    async def look(self, scope: Scope, needs: str) -> Caller:
+        """As admit, for a request that does not count against limits but whose answer tells of them."""
+        caller = await self.admit(scope, needs)
+        await self.admission.show(caller, trace_of(scope))
+        return caller
+
+    async def read(
+        self, scope: Scope, receive: Receive, caller: Caller, use: Callable[[dict[str, Any], Caller], R]
+    ) -> R:
         """`use` applied to the body, off the event loop when the body is not small."""
-        caller = self.admit(scope)
+        if self.accounts is not None:
+            self.accounts.check_budget(caller.tenant)
         coding = content_coding(scope["headers"])
         limit = self.config.max_body_bytes
         raw = await read_body(receive, scope["headers"], limit, self.config.body_timeout_s)
@@ -77,27 +99,32 @@ class GenerationEndpoint:
         self._form = form
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        job = await self._gate.read(scope, receive, self._prepare)
-        await while_connected(self._run(job, trace_of(scope), send), receive)
+        caller = await self._gate.admit(scope, "inference")
+        trace = trace_of(scope)
+        try:
+            job = await self._gate.read(scope, receive, caller, self._prepare)
+        except Exception as error:
+            await self._gate.admission.count_mistake(caller, error, trace)
+            raise
+        await while_connected(self._run(job, trace, send), receive)
 
     async def _run(self, job: Job, trace: Trace, send: Send) -> None:
         tally = Tally(job)
         trace.stream, trace.prompt_tokens = job.stream, tally.prompt_tokens
+        settle = await self._gate.admission.reserve(job, trace)
+        failure: BaseException | None = None
         try:
-            async with _closing(self._gate.backend.generate(job.model.id, job.requests)) as deltas:
-                first = await anext(deltas, None)  # until here an error still gets a status of its own
-                if first is None:
-                    raise ReplicaLostError
-                now_s = time.perf_counter()
-                trace.mark("engine", now_s)
-                trace.ttft_s = now_s - trace.started_s
-                trace.timings = first[0].timings
-                source = _Rest(first, deltas)
+            async with _closing(self._gate.backend.generate(job.model.id, job.requests, job.stream)) as deltas:
+                source = _Timed(deltas, trace)
                 if job.stream:
-                    await self._stream(job, tally, source, trace, send)
+                    failure = await self._stream(job, tally, source, trace, send)
                 else:
                     await self._whole(job, tally, source, send)
+        except BaseException as error:
+            failure = error
+            raise
         finally:
+            settle(cost(tally, failure, job.stream))
             trace.cached_tokens, trace.completion_tokens = tally.cached_tokens, tally.completion_tokens
             trace.finish_reasons, trace.timings = tally.finish_reasons, tally.timings
 
@@ -117,10 +144,12 @@ class GenerationEndpoint:
 
     async def _stream(
         self, job: Job, tally: Tally, source: AsyncIterator[list[TokenDelta]], trace: Trace, send: Send
-    ) -> None:
+    ) -> Exception | None:
+        """The error that the stream broke off with, if the client was told of it as an event."""
         chunks = self._form.stream(job)
         payloads: list[Payload] = []  # not yet written
-        async with EventStream(send, self._gate.config.keepalive_s) as stream:
+        config = self._gate.config
+        async with EventStream(send, config.keepalive_s, config.send_timeout_s) as stream:
             try:
                 async for deltas in source:
                     for delta in deltas:
@@ -132,12 +161,17 @@ class GenerationEndpoint:
                         payloads = []
                 if not tally.complete:
                     raise ReplicaLostError
+            except ClientGoneError:
+                raise
             except Exception as error:
+                if not await stream.begun():
+                    raise  # it still gets a status of its own
                 await stream.end(events(payloads) + json_event(_mid_stream(error, trace)))
-                return
+                return error
             if job.include_usage:
                 payloads.append(chunks.usage(tally.usage()))
             await stream.end(events(payloads) + DONE)
+        return None
 
 
 def _mid_stream(error: Exception, trace: Trace) -> bytes:
@@ -174,21 +208,35 @@ async def _offload(work: Callable[[], R], heavy: bool) -> R:
     return await asyncio.to_thread(work) if heavy else work()
 
 
-class _Rest:
-    """`first`, then what is left. Not a generator: those want closing."""
+class _Timed:
+    """`deltas`; the first is noted in the trace. Not a generator: those want closing."""
 
-    def __init__(self, first: list[TokenDelta], deltas: AsyncIterator[list[TokenDelta]]) -> None:
-        self._first: list[TokenDelta] | None = first
+    def __init__(self, deltas: AsyncIterator[list[TokenDelta]], trace: Trace) -> None:
         self._deltas = deltas
+        self._trace: Trace | None = trace
 
-    def __aiter__(self) -> _Rest:
+    def __aiter__(self) -> _Timed:
         return self
 
     async def __anext__(self) -> list[TokenDelta]:
-        if self._first is not None:
-            first, self._first = self._first, None
-            return first
-        return await anext(self._deltas)
+        deltas = await anext(self._deltas)
+        if self._trace is not None:
+            trace, self._trace = self._trace, None
+            first_s = time.perf_counter() - _since_first_s(deltas)
+            trace.mark("engine", first_s)
+            trace.ttft_s = first_s - trace.started_s
+            trace.timings = deltas[0].timings
+        return deltas
+
+
+def _since_first_s(deltas: Sequence[TokenDelta]) -> float:
+    """How old the first token is by now, when the last one of `deltas` is new: not at all unless they come late, all
+    together."""
+    timings = [delta.timings for delta in deltas if delta.timings is not None]
+    if not timings:
+        return 0.0
+    first_s = min(t.queue_s + t.prefill_s for t in timings)
+    return max(t.queue_s + t.prefill_s + t.decode_s for t in timings) - first_s
 
 
 @asynccontextmanager

@@ -7,13 +7,17 @@ names the message by its index.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import orjson
 
+from deployments.gateway.body import MAX_DEPTH, too_deep
 from deployments.gateway.errors import invalid, unsupported
 from deployments.gateway.wire_errors import kind, missing, unsupported_choice, wrong_type
 
+_NAME = re.compile(r"[^\s<|\\/>]+")
+_MAX_NAME = 64
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 Message = dict[str, Any]
@@ -48,7 +52,7 @@ def _message(at: str, item: Any, calls: set[str]) -> Message:
         raise unsupported_choice(f"{at}.role", role, _ROLES)
     message: Message = {"role": "system" if role == "developer" else role}
     if item.get("name") is not None:
-        message["name"] = _string(f"{at}.name", item["name"])
+        message["name"] = _name(f"{at}.name", item["name"])
     if role == "assistant":
         return _assistant(at, item, message, calls)
     if item.get("content") is None:
@@ -109,6 +113,8 @@ def _check_arguments(at: str, text: str) -> None:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
         raise invalid(f"Invalid '{at}': the string is not valid JSON.", at, "invalid_value") from None
+    if too_deep(value):
+        raise invalid(f"Invalid '{at}': more than {MAX_DEPTH} levels of nesting.", at, "invalid_value")
     if not isinstance(value, dict):
         message = f"Invalid '{at}': expected the JSON of an object, but got that of {kind(value)} instead."
         raise invalid(message, at, "invalid_value")
@@ -155,6 +161,18 @@ def _part(at: str, part: Any, refusals: bool) -> str:
             raise unsupported_choice(f"{at}.type", name, ("text",))
         case other:
             raise wrong_type(f"{at}.type", "a string", other)
+
+
+def _name(at: str, value: Any) -> str:
+    """No spaces and nothing of a template's own markup: templates put names next to roles."""
+    name = _string(at, value)
+    if len(name) > _MAX_NAME:
+        message = f"Invalid '{at}': string too long. Expected maximum length {_MAX_NAME}, but got length {len(name)}."
+        raise invalid(message, at, "string_above_max_length")
+    if not _NAME.fullmatch(name):
+        message = f"Invalid '{at}': string does not match pattern. Expected a string that matches '^{_NAME.pattern}$'."
+        raise invalid(message, at, "invalid_value")
+    return name
 
 
 def _required_string(at: str, item: dict[str, Any], key: str) -> str:

@@ -1,155 +1,112 @@
-"""One pool of replicas as one gateway sees it, and one try at having it serve a request."""
+"""One pool of replicas as one gateway sees it: which there are, which would take a request, and which one gets it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Collection
 from typing import Any
 
-from grpc import RpcError  # type: ignore[import-untyped]
-from ray.exceptions import RayActorError
-from ray.serve.exceptions import BackPressureError, RayServeException
+from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from deployments.gateway.errors import ReplicaLostError
+from deployments.channel.client import ChannelClient
 from deployments.replica_info import ReplicaInfo
-from deployments.wire import SERIALIZATION, unpack
-from engine.errors import EngineDeadError, EngineError, QueueFullError
-from engine.types import GenerateRequest, TokenDelta
+from deployments.router.policies.base import Policy, ReplicaView, RouteHint
 
 log = logging.getLogger("ray.serve")
 
 _POLL_S = 0.5
-_PATIENCE_S = 10.0  # a busy replica may take this long to say that it lives
+_PATIENCE_S = 10.0  # a busy replica may take this long to describe itself
 
 
 class Pool:
-    """Knows whether the pool has a replica that would take a request now, by asking all of them again and again.
+    """Serve says which replicas there are, by being asked again and again; a connection to each says at once when one
+    is lost. `on_info` is told what the replicas say of themselves whenever that changes."""
 
-    Serve itself holds a request for a pool without replicas until there is one, however long that takes; here it
-    is an error at once. `on_info` is told what the replicas say of themselves whenever that changes.
-    """
-
-    def __init__(self, name: str, handle: DeploymentHandle[Any], on_info: Callable[[ReplicaInfo], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        handle: DeploymentHandle[Any],
+        policy: Policy,
+        on_info: Callable[[ReplicaInfo], None],
+        rng: random.Random,
+    ) -> None:
         self.name = name
         self.handle = handle
-        self.generate = handle.options(
-            stream=True,
-            method_name="generate",
-            request_serialization=SERIALIZATION,
-            response_serialization=SERIALIZATION,
-        )
+        self._policy = policy
         self._on_info = on_info
+        self._rng = rng
         self._info: ReplicaInfo | None = None
-        self._down = asyncio.Event()
-        self._down.set()
-        self._asking: asyncio.Task[None] | None = None
+        self._replicas: dict[str, ChannelClient] = {}
+        self._last_chosen: dict[str, int] = {}
+        self._choices = 0
+        self._unfit: list[str] = []  # the errors that some gave instead of describing themselves
+        self._was_up = False
 
     @property
     def up(self) -> bool:
-        return not self._down.is_set()
+        """Whether some replica would take a request now."""
+        return any(replica.usable for replica in self._replicas.values())
 
     async def watch(self) -> None:
         """Until cancelled."""
         while True:
-            await self.still_up()
+            await self._ask()
             await asyncio.sleep(_POLL_S)
 
-    async def still_up(self) -> bool:
-        """Asks the replicas now. Calls at the same time share one answer."""
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask())
-        await asyncio.shield(self._asking)
-        return self.up
+    def choose(self, request: RouteHint, without: Collection[str]) -> ChannelClient | None:
+        """A replica whose id is not in `without`; None: there is none that would take the request."""
+        fit = [replica for name, replica in self._replicas.items() if replica.usable and name not in without]
+        if not fit:
+            return None
+        views = [self._view(replica) for replica in fit]
+        chosen = fit[self._policy.choose(views, request, self._rng) if len(fit) > 1 else 0]
+        self._choices += 1
+        self._last_chosen[chosen.address.replica_id] = self._choices
+        return chosen
 
-    async def wait_down(self) -> None:
-        await self._down.wait()
+    def _view(self, replica: ChannelClient) -> ReplicaView:
+        name = replica.address.replica_id
+        return ReplicaView(
+            name, replica.load, replica.num_streams, replica.queued_tokens, self._last_chosen.get(name, 0)
+        )
 
     async def _ask(self) -> None:
         answers: list[Any]
         try:
-            call = self.handle.broadcast("describe")
-            answers = await call.results_async(timeout_s=_PATIENCE_S, return_exceptions=True)
-        except Exception as error:  # no replicas; nobody has answered in time; Serve is going down
-            answers = [error]
-        info = next((answer for answer in answers if isinstance(answer, ReplicaInfo)), None)
-        if info is None:
-            if self.up:
-                log.warning("pool %s is down: %s", self.name, sorted({type(answer).__name__ for answer in answers}))
-            self._down.set()
+            answers = await self.handle.broadcast("describe").results_async(
+                timeout_s=_PATIENCE_S, return_exceptions=True
+            )
+        except DeploymentUnavailableError:  # no replica, or none any more
+            answers = []
+        except Exception as error:  # too busy to say, or Serve is in trouble: the connections know better
+            log.warning("pool %s: no word from Serve: %s", self.name, type(error).__name__)
             return
-        if info != self._info:
+        unfit = sorted({type(answer).__name__ for answer in answers if not isinstance(answer, ReplicaInfo)})
+        if unfit != self._unfit:
+            self._unfit = unfit
+            log.warning("pool %s: unfit replicas: %s", self.name, ", ".join(unfit) or "none any more")
+        infos = {info.address.replica_id: info for info in answers if isinstance(info, ReplicaInfo)}
+        self._follow(infos)
+        if (info := next(iter(infos.values()), None)) is not None:
+            said = (info.max_model_len, info.fingerprint)
+            if self._info is None or said != (self._info.max_model_len, self._info.fingerprint):
+                self._on_info(info)
             self._info = info
-            self._on_info(info)
-        self._down.clear()
 
+    def _follow(self, infos: dict[str, ReplicaInfo]) -> None:
+        """Connects to the replicas that are new, and lets go of those that are unfit or gone."""
+        for name in list(self._replicas):
+            if name not in infos or infos[name].address != self._replicas[name].address:
+                self._replicas.pop(name).retire()
+                self._last_chosen.pop(name, None)
+        for name in infos.keys() - self._replicas.keys():
+            self._replicas[name] = ChannelClient(infos[name].address, self._note, self._rng)
+        self._note()
 
-class Attempt:
-    """One replica's stream of deltas: an async iterator, to be used once and then closed.
-
-    Ends normally only after every choice has had its last delta. Raises ReplicaLostError when the replica is gone or
-    going, or the whole pool is before the first deltas; QueueFullError when it has no room; other EngineErrors as the
-    engine raised them. `started`: whether anything has come.
-    """
-
-    def __init__(self, pool: Pool, requests: tuple[GenerateRequest, ...]) -> None:
-        self._pool = pool
-        self._open_choices = sum(request.sampling.n for request in requests)
-        self._stream: Any = pool.generate.remote(requests)
-        self.started = False
-
-    def close(self) -> None:
-        """Aborts what still runs. Not a coroutine: nothing can cut it short."""
-        self._stream.cancel()
-
-    def __aiter__(self) -> Attempt:
-        return self
-
-    async def __anext__(self) -> list[TokenDelta]:
-        try:
-            deltas = await (_next(self._stream) if self.started else self._first())
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            raise ReplicaLostError from None  # cancelled at the other end, which is not our caller's doing
-        except Exception as error:
-            raise self._meaning(error) from None
-        if deltas is None:
-            if self._open_choices > 0:
-                raise ReplicaLostError
-            raise StopAsyncIteration
-        self.started = True
-        self._open_choices -= sum(delta.finish_reason is not None for delta in deltas)
-        return deltas
-
-    async def _first(self) -> list[TokenDelta] | None:
-        """Waits no longer than the pool is up: Serve would."""
-        first = asyncio.create_task(_next(self._stream))
-        down = asyncio.create_task(self._pool.wait_down())
-        try:
-            await asyncio.wait((first, down), return_when=asyncio.FIRST_COMPLETED)
-            if not first.done():
-                raise ReplicaLostError
-            return first.result()
-        finally:
-            first.cancel()
-            down.cancel()
-            await asyncio.gather(first, down, return_exceptions=True)
-
-    def _meaning(self, error: Exception) -> Exception:
-        # Over some of Serve's transports an exception of the replica's arrives inside a RayTaskError.
-        error = cause if isinstance(cause := getattr(error, "cause", None), EngineError) else error
-        match error:
-            case BackPressureError():
-                return QueueFullError(f"pool {self._pool.name} is full")
-            case RayActorError() | RpcError() | RayServeException() | EngineDeadError():
-                log.warning("pool %s has lost a replica: %s", self._pool.name, type(error).__name__)
-                return ReplicaLostError()
-        return error
-
-
-async def _next(stream: Any) -> list[TokenDelta] | None:
-    packed = await anext(stream, None)
-    return None if packed is None else unpack(packed)
+    def _note(self) -> None:
+        if self._was_up and not self.up:
+            log.warning("pool %s is down", self.name)
+        self._was_up = self.up

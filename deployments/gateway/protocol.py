@@ -1,22 +1,26 @@
 """The bodies of the generation endpoints: which fields there are, of which types, in which ranges.
 
 Only what can be said without the model is checked here. Fields whose shapes vary (prompt, messages, tools, stop,
-response_format, ...) come through as they are and are read in prompts.py, messages.py and options.py. A null is the
-same as an absent field. Fields we accept and ignore are hints (user, store, ...): ignoring them changes no answer.
+response_format, ...) come through as they are and are read in prompts.py, messages.py and options.py; shapes.py has
+their shapes for the API's description. A null is the same as an absent field. Fields we accept and ignore are hints
+(user, store, ...): ignoring them changes no answer.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
+from deployments.gateway import shapes
 from deployments.gateway.errors import clip, invalid
 from deployments.gateway.wire_errors import from_pydantic, missing
 
 _INT64 = 2**63
 _MetadataKey = Annotated[str, Field(max_length=64)]
 _MetadataValue = Annotated[str, Field(max_length=512)]
+_Refused = Annotated[Any, WithJsonSchema(shapes.UNSUPPORTED)]
 
 
 class StreamOptions(BaseModel):
@@ -24,6 +28,15 @@ class StreamOptions(BaseModel):
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
+
+
+class Prediction(BaseModel):
+    """A hint: what the answer will likely be. Not used."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    type: Literal["content"]
+    content: Any
 
 
 class GenerationBody(BaseModel):
@@ -39,9 +52,11 @@ class GenerationBody(BaseModel):
     top_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = None
+    logit_bias: Annotated[
+        dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | None, Field(json_schema_extra=shapes.LOGIT_BIAS)
+    ] = None
     seed: Annotated[int, Field(ge=-_INT64, le=_INT64 - 1)] | None = None
-    stop: Any = None
+    stop: Annotated[Any, WithJsonSchema(shapes.STOP)] = None
     user: str | None = None
 
     top_k: Annotated[int, Field(ge=-1)] | None = None
@@ -58,35 +73,39 @@ class GenerationBody(BaseModel):
 
 
 class ChatBody(GenerationBody):
-    messages: Any = None
+    model_config = ConfigDict(json_schema_extra={"required": ["model", "messages"]})
+
+    messages: Annotated[Any, WithJsonSchema(shapes.MESSAGES)] = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Any = None
-    tool_choice: Any = None
+    tools: Annotated[Any, WithJsonSchema(shapes.TOOLS)] = None
+    tool_choice: Annotated[Any, WithJsonSchema(shapes.TOOL_CHOICE)] = None
     parallel_tool_calls: bool | None = None
-    response_format: Any = None
-    modalities: list[str] | None = None
+    response_format: Annotated[Any, WithJsonSchema(shapes.RESPONSE_FORMAT)] = None
+    modalities: Annotated[list[str] | None, WithJsonSchema(shapes.MODALITIES)] = None
     metadata: Annotated[dict[_MetadataKey, _MetadataValue], Field(max_length=16)] | None = None
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    service_tier: Annotated[str | None, WithJsonSchema(shapes.SERVICE_TIER)] = None
     store: bool | None = None
     safety_identifier: Annotated[str, Field(max_length=64)] | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prediction: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=64)] | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    prediction: Prediction | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
-    audio: Any = None
-    web_search_options: Any = None
-    functions: Any = None
-    function_call: Any = None
+    audio: _Refused = None
+    web_search_options: _Refused = None
+    functions: _Refused = None
+    function_call: _Refused = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
 
 class CompletionBody(GenerationBody):
-    prompt: Any = None
+    model_config = ConfigDict(json_schema_extra={"required": ["model", "prompt"]})
+
+    prompt: Annotated[Any, WithJsonSchema(shapes.PROMPT)] = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool | None = None
@@ -99,8 +118,8 @@ class TokenizeBody(BaseModel):
 
     model: str
     prompt: str | None = None
-    messages: Any = None
-    tools: Any = None
+    messages: Annotated[Any, WithJsonSchema({"anyOf": [shapes.MESSAGES, {"type": "null"}]})] = None
+    tools: Annotated[Any, WithJsonSchema(shapes.TOOLS)] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -109,6 +128,10 @@ class EmbeddingsBody(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
 
     model: str
+    input: Annotated[Any, WithJsonSchema(shapes.PROMPT)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    user: str | None = None
 
 
 B = TypeVar("B", bound=BaseModel)
@@ -116,12 +139,33 @@ B = TypeVar("B", bound=BaseModel)
 
 def parse(kind: type[B], body: dict[str, Any], unknown_fields: Literal["ignore", "reject"]) -> B:
     """`body` as a `kind`. Raises ApiError 400 that names the first offending parameter."""
-    if unknown_fields == "reject" and (extra := sorted(body.keys() - kind.model_fields.keys())):
-        name = clip(extra[0])
-        raise invalid(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
+    if unknown_fields == "reject":
+        for at in shapes.unknown_members(body, _shape(kind), ""):
+            name = clip(at.removeprefix("."))
+            raise invalid(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
     if body.get("model", "") is None:
         raise missing("model")
     try:
         return kind.model_validate(body)
     except ValidationError as error:
         raise from_pydantic(error) from None
+
+
+@cache
+def _shape(kind: type[BaseModel]) -> shapes.Schema:
+    """The JSON Schema of a body, references to its parts resolved."""
+    schema = kind.model_json_schema()
+    parts = schema.pop("$defs", {})
+    fields = {name: _resolved(field, parts) for name, field in schema["properties"].items()}
+    return {**schema, "properties": fields}
+
+
+def _resolved(schema: Any, parts: dict[str, Any]) -> Any:
+    match schema:
+        case {"$ref": str(ref)}:
+            return parts[ref.rpartition("/")[2]]
+        case dict():
+            return {key: _resolved(value, parts) for key, value in schema.items()}
+        case list():
+            return [_resolved(value, parts) for value in schema]
+    return schema

@@ -13,14 +13,17 @@ CLIENT_GONE = 499  # the status in logs and metrics of an answer nobody waited f
 class RequestLog:
     """What became of one HTTP request. Times in seconds. `model` is None unless it is one that is served, so that
     it is safe as a metric label. `status` is what was sent, 499 when the client left early; a stream that broke
-    after its 200 has `error`. `ttft_s` counts from the request's arrival to the first delta, and `parts_s` splits that
-    time; `queue_s`, `prefill_s` and `decode_s` are the engine's own, of the slowest choice."""
+    after its 200 has `error`. `tenant` is the id of the key, of `project` of `org`. `ttft_s` counts from the request's
+    arrival to the first delta, and `parts_s` splits that time; `queue_s`, `prefill_s` and `decode_s` are the engine's
+    own, of the slowest choice."""
 
     request_id: str
     method: str
     path: str
     status: int
     tenant: str | None
+    org: str | None
+    project: str | None
     model: str | None
     stream: bool
     prompt_tokens: int
@@ -47,6 +50,8 @@ class Trace:
     marked_s: float
     status: int = 0
     tenant: str | None = None
+    org: str | None = None
+    project: str | None = None
     model: str | None = None
     stream: bool = False
     prompt_tokens: int = 0
@@ -56,6 +61,7 @@ class Trace:
     error: str | None = None
     timings: Timings | None = None
     ttft_s: float | None = None
+    headers: dict[str, str] = field(default_factory=dict)  # for the answer, whatever it is
     parts_s: dict[str, float] = field(default_factory=dict)
 
     def mark(self, part: str, now_s: float) -> None:
@@ -77,6 +83,8 @@ class Trace:
             path=self.path,
             status=self.status,
             tenant=self.tenant,
+            org=self.org,
+            project=self.project,
             model=self.model,
             stream=self.stream,
             prompt_tokens=self.prompt_tokens,

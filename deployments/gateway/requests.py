@@ -23,7 +23,10 @@ from deployments.gateway.options import (
 )
 from deployments.gateway.prompts import read_prompts, refuse_hopeless, room
 from deployments.gateway.protocol import ChatBody, CompletionBody, GenerationBody, TokenizeBody, parse
+from deployments.gateway.tier_rules import check_ceiling, default_tokens
 from deployments.gateway.token_text import Echo, echo
+from deployments.gateway.wire_errors import unsupported_choice
+from deployments.tiers import DEFAULT_TIER, UNLIMITED, Tier
 from engine.errors import InvalidRequestError
 from engine.types import GenerateRequest, SamplingParams
 
@@ -38,16 +41,21 @@ class Caller:
     config: GatewayConfig
     models: Mapping[str, ServedModel]
     tenant: Tenant
+    tier_name: str = DEFAULT_TIER
+    tier: Tier = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One HTTP request, ready to run. Choice `i * n + j` is choice j of `requests[i]`. `logprobs`: how many
-    alternatives each reported token has, None for no report. `prompt_logprobs`: the same for the prompt, where the
-    client asked for it by that name. `echoes`: one per request when prompts are to be repeated."""
+    """One HTTP request, ready to run, for `tenant` in the tier called `tier`. Choice `i * n + j` is choice j of
+    `requests[i]`. `logprobs`: how many alternatives each reported token has, None for no report. `prompt_logprobs`:
+    the same for the prompt, where the client asked for it by that name. `echoes`: one per request when prompts are to be
+    repeated."""
 
     id: str
     created: int
+    tenant: Tenant
+    tier: str
     model: ServedModel
     requests: tuple[GenerateRequest, ...]
     stream: bool
@@ -68,13 +76,16 @@ Prepare = Callable[[dict[str, Any], Caller], Job]
 def chat_job(fields: dict[str, Any], caller: Caller) -> Job:
     """Raises ApiError, InvalidRequestError and its kin, or ModelUnavailableError."""
     body = parse(ChatBody, fields, caller.config.unknown_fields)
-    model = find_model(caller.models, body.model)
+    model = find_model(caller, body.model)
     refuse_unsupported_chat(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("'top_logprobs' is only allowed when 'logprobs' is true.", "top_logprobs", "invalid_value")
-    asked = _max_chat_tokens(body)
+    _check_service_tier(body.service_tier, caller)
+    param, asked = _max_chat_tokens(body)
+    check_ceiling(caller.tier, param, asked)
     prompt = _render(model, read_messages(body.messages), body)
-    max_tokens = room(model, len(prompt), asked, None, "messages")
+    default = default_tokens(caller.tier, None, len(prompt), body.n or 1)
+    max_tokens = room(model, len(prompt), asked, default, "messages")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return _job("chatcmpl", body, model, caller, [prompt], [max_tokens], logprobs, False)
 
@@ -82,10 +93,12 @@ def chat_job(fields: dict[str, Any], caller: Caller) -> Job:
 def completion_job(fields: dict[str, Any], caller: Caller) -> Job:
     """Raises as chat_job does."""
     body = parse(CompletionBody, fields, caller.config.unknown_fields)
-    model = find_model(caller.models, body.model)
+    model = find_model(caller, body.model)
     refuse_unsupported_completion(body)
     prompts = read_prompts(body.prompt, model, caller.config.max_prompts)
-    default = _DEFAULT_COMPLETION_TOKENS
+    check_ceiling(caller.tier, "max_tokens", body.max_tokens)
+    num_prompt, num_choices = sum(map(len, prompts)), len(prompts) * (body.n or 1)
+    default = default_tokens(caller.tier, _DEFAULT_COMPLETION_TOKENS, num_prompt, num_choices)
     max_tokens = [room(model, len(prompt), body.max_tokens, default, None) for prompt in prompts]
     return _job("cmpl", body, model, caller, prompts, max_tokens, body.logprobs, bool(body.echo))
 
@@ -93,10 +106,12 @@ def completion_job(fields: dict[str, Any], caller: Caller) -> Job:
 def tokenize(fields: dict[str, Any], caller: Caller) -> dict[str, Any]:
     """What a prompt or a chat becomes, ids in order."""
     body = parse(TokenizeBody, fields, caller.config.unknown_fields)
-    model = find_model(caller.models, body.model)
+    model = find_model(caller, body.model)
     if (body.prompt is None) == (body.messages is None):
         raise invalid("Exactly one of 'prompt' and 'messages' must be given.", "prompt")
     if body.prompt is not None:
+        if body.tools is not None:
+            raise invalid("'tools' is only allowed together with 'messages'.", "tools")
         refuse_hopeless((body.prompt,), model, "prompt")
         ids: Sequence[int] = model.text.tokenizer.encode(body.prompt)
     else:
@@ -104,22 +119,33 @@ def tokenize(fields: dict[str, Any], caller: Caller) -> dict[str, Any]:
     return {"tokens": list(ids), "count": len(ids), "max_model_len": model.max_model_len}
 
 
-def find_model(models: Mapping[str, ServedModel], model_id: str) -> ServedModel:
-    """Raises ApiError 404 for an unknown model and ModelUnavailableError for one that has not loaded yet."""
-    model = models.get(model_id)
+def find_model(caller: Caller, model_id: str) -> ServedModel:
+    """The model as the caller's tier may use it. Raises ApiError 404 for one that is unknown to the caller and
+    ModelUnavailableError for one that has not loaded yet."""
+    model = caller.models.get(model_id)
     if model is None:
         raise model_not_found(model_id)
     if model.max_model_len < 1:
         raise ModelUnavailableError(_LOADING_RETRY_S)
-    return model
+    longest = caller.tier.max_context
+    return model if longest is None or longest >= model.max_model_len else replace(model, max_model_len=longest)
 
 
-def _max_chat_tokens(body: ChatBody) -> int | None:
+def _check_service_tier(asked: str | None, caller: Caller) -> None:
+    """A key has one tier: the name of another is refused rather than quietly served by this one."""
+    own = caller.tier_name
+    if asked not in (None, "auto", "default", own):
+        names = ("auto", "default") if own == "default" else ("auto", "default", own)
+        raise unsupported_choice("service_tier", asked or "", names)
+
+
+def _max_chat_tokens(body: ChatBody) -> tuple[str, int | None]:
+    """The setting, and under which of its two names it was given."""
     old, new = body.max_tokens, body.max_completion_tokens
     if old is not None and new is not None and old != new:
         message = "'max_tokens' and 'max_completion_tokens' are the same setting: they may not differ."
         raise invalid(message, "max_tokens", "invalid_value")
-    return new if old is None else old
+    return ("max_completion_tokens", new) if old is None else ("max_tokens", old)
 
 
 def _render(model: ServedModel, messages: list[Message], body: ChatBody | TokenizeBody) -> tuple[int, ...]:
@@ -169,7 +195,7 @@ def _job(
             raise invalid(message, "min_tokens", "integer_above_max_value")
     unique = f"{kind}-{uuid.uuid4().hex}"
     salt = cache_salt(caller.tenant, body.cache_salt)
-    priority = caller.tenant.priority + (body.priority or 0)
+    priority = caller.tier.priority + caller.tenant.priority + (body.priority or 0)  # bodies cannot go below 0
     requests = tuple(
         GenerateRequest(f"{unique}-{i}", prompt, replace(sampling, max_tokens=limit), priority, None, salt)
         for i, (prompt, limit) in enumerate(zip(prompts, max_tokens, strict=True))
@@ -177,6 +203,8 @@ def _job(
     return Job(
         id=unique,
         created=int(time.time()),
+        tenant=caller.tenant,
+        tier=caller.tier_name,
         model=model,
         requests=requests,
         stream=bool(body.stream),

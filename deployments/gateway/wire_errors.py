@@ -12,6 +12,7 @@ from deployments.gateway.errors import ApiError, clip, invalid
 _KEY_OF_OBJECT = "[key]"  # pydantic's last path part when the key, not the value, is at fault
 _EXPECTED = {
     "int_type": "an integer",
+    "int_parsing": "an integer",
     "float_type": "a decimal",
     "bool_type": "a boolean",
     "string_type": "a string",

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor
 
 from engine.kernels.base import Kernels
+from engine.kv.storage import LayerKV
 from engine.registry import Registry
 from engine.runner.batch import ForwardBatch
 from engine.select import Needs
@@ -39,11 +40,11 @@ class AttentionBackend(Protocol):
     def plan(self, batch: ForwardBatch) -> Any:
         """Once per step: whatever run() wants precomputed for this batch."""
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, kv: tuple[Tensor, Tensor], batch: ForwardBatch, meta: Any) -> Tensor:
+    def run(self, q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, batch: ForwardBatch, meta: Any) -> Tensor:
         """Once per layer: write k, v at batch.slots, return softmax(q K^T * scale) V over each row's context.
 
-        q [T, num_heads, head_dim], k and v [T, num_kv_heads, head_dim] (rotary already applied);
-        kv = (K, V), each [num_blocks, block_size, num_kv_heads, head_dim]. Returns [T, num_heads * head_dim].
+        q [T, num_heads, head_dim], k and v [T, num_kv_heads, head_dim] (rotary already applied).
+        Returns [T, num_heads * head_dim]. A cache with scales is written as kv_codec.encode does it, to the bit.
         """
 
 

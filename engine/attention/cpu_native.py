@@ -9,6 +9,7 @@ from torch import Tensor
 from engine.attention.base import AttentionShape
 from engine.kernels.base import Kernels
 from engine.kernels.cpu.ops import HEAD_DIM_STEP, KEY_GROUP, MAX_HEAD_DIM, NativeKernels, PagedContext
+from engine.kv.storage import LayerKV
 from engine.runner.batch import ForwardBatch
 from engine.select import Needs
 
@@ -19,7 +20,7 @@ class CpuNative:
     needs: ClassVar[Needs] = Needs(
         devices=frozenset({"cpu"}),
         dtypes=frozenset({"float32"}),
-        kv_dtypes=frozenset({"float32", "float16", "bfloat16"}),
+        kv_dtypes=frozenset({"float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8"}),
         head_dims=frozenset(range(HEAD_DIM_STEP, MAX_HEAD_DIM + 1, HEAD_DIM_STEP)),
         native=True,
     )
@@ -35,7 +36,5 @@ class CpuNative:
     def plan(self, batch: ForwardBatch) -> PagedContext:
         return PagedContext(batch.slots, batch.query_starts, batch.seq_lens, batch.block_table)
 
-    def run(
-        self, q: Tensor, k: Tensor, v: Tensor, kv: tuple[Tensor, Tensor], batch: ForwardBatch, meta: PagedContext
-    ) -> Tensor:
+    def run(self, q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, batch: ForwardBatch, meta: PagedContext) -> Tensor:
         return self._kernels.paged_attention(q, k, v, kv, meta, self._scale, self._window)

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.attention.base import AttentionShape
+from engine.attention.kv_codec import decode, encode
 from engine.kernels.base import Kernels
+from engine.kv.storage import SCALED_DTYPES, LayerKV
 from engine.runner.batch import ForwardBatch
 from engine.select import Needs
 
@@ -90,13 +92,13 @@ class TorchPaged:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        kv: tuple[Tensor, Tensor],
+        kv: LayerKV,
         batch: ForwardBatch,
         meta: list[_Group],
     ) -> Tensor:
         caches = [cache.view(-1, *cache.shape[2:]) for cache in kv]
-        for cache, new in zip(caches, (k, v), strict=True):
-            cache.index_copy_(0, batch.slots, new.to(cache.dtype))
+        for cache, new in zip(caches, _as_stored(k, v, caches[0].dtype), strict=True):
+            cache.view(_word(cache)).index_copy_(0, batch.slots, new.view(_word(cache)))
         out = q.new_empty(q.shape[0], self.shape.num_heads * self.shape.head_dim)
         for group in meta:
             if group.rows is None:
@@ -109,14 +111,35 @@ class TorchPaged:
         n, hkv, dim = group.num_seqs, self.shape.num_kv_heads, self.shape.head_dim
         total = q.shape[0]
         if not group.context:
-            group.context = [c.new_empty(group.slots.shape[0], hkv, dim) for c in caches]
-        keys, values = (
-            torch.index_select(cache, 0, group.slots, out=out).to(q.dtype).view(n, -1, hkv, dim).transpose(1, 2)
-            for cache, out in zip(caches, group.context, strict=True)
-        )
+            group.context = [c.new_empty(group.slots.shape[0], *c.shape[1:]) for c in caches]
+        gathered = [
+            torch.index_select(cache, 0, group.slots, out=out) for cache, out in zip(caches, group.context, strict=True)
+        ]
+        keys, values = (x.to(q.dtype).view(n, -1, hkv, dim).transpose(1, 2) for x in _as_floats(gathered))
         stacked = q.view(n, total // n, hkv, -1, dim).permute(0, 2, 3, 1, 4).reshape(n, hkv, -1, dim)
         out = F.scaled_dot_product_attention(stacked, keys, values, attn_mask=group.mask, scale=self.shape.scale)
         return out.view(n, hkv, -1, total // n, dim).permute(0, 3, 1, 2, 4).reshape(total, -1)
+
+
+def _as_stored(k: Tensor, v: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """What goes into a cache of `dtype`: K, V and their scales if it has any."""
+    if dtype not in SCALED_DTYPES:
+        return k.to(dtype), v.to(dtype)
+    (keys, key_scales), (values, value_scales) = encode(k, dtype), encode(v, dtype)
+    return keys, values, key_scales, value_scales
+
+
+def _as_floats(stored: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """K and V of what _as_stored gave."""
+    if len(stored) == 2:
+        return stored[0], stored[1]
+    keys, values, key_scales, value_scales = stored
+    return decode(keys, key_scales), decode(values, value_scales)
+
+
+def _word(cache: Tensor) -> torch.dtype:
+    """To copy by: torch does not index float8."""
+    return torch.uint8 if cache.dtype in SCALED_DTYPES else cache.dtype
 
 
 def _gather_alike(counts: list[int], lens: list[int]) -> Iterator[list[int]]:

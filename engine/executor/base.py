@@ -14,13 +14,16 @@ from engine.types import StepPlan, StepResult
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """What the loaded model is and can hold. max_model_len: the model's own limit, or the configured one.
-    `fingerprint` names the weights' content, so that caches never outlive a change of weights."""
+    `fingerprint` names the weights' content, so that caches never outlive a change of weights. `num_host_slots`
+    blocks fit host memory; copying one there or back takes `copy_s`."""
 
     num_blocks: int
     max_model_len: int
     vocab_size: int
     eos_ids: frozenset[int]
     fingerprint: str
+    num_host_slots: int = 0
+    copy_s: float = 0.0
 
 
 class Executor(Protocol):

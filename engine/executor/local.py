@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 from engine.config import EngineConfig
 from engine.executor.base import Capacity
 from engine.executor.rank import Rank
+from engine.kv.transfer import Layers
 from engine.types import StepPlan, StepResult
 
 
@@ -32,6 +34,12 @@ class LocalExecutor:
         except Exception as e:
             future.set_exception(e)
         return future
+
+    def read_blocks(self, block_ids: Sequence[int]) -> Layers:
+        return self._rank.runner.read_blocks(block_ids)
+
+    def write_blocks(self, block_ids: Sequence[int], layers: Layers) -> None:
+        self._rank.runner.write_blocks(block_ids, layers)
 
     def check_health(self) -> None:
         """A rank in this process is lost only with the process."""

@@ -18,12 +18,13 @@ from engine.models.loader import Weights, check_heads, load_model
 from engine.models.locate import resolve
 from engine.parallel.group import SoloGroup, TPGroup
 from engine.runner.batch import build_batch
+from engine.runner.copies import BlockCopies, make_copies, seconds_per_block
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.runner import Runner
 from engine.runner.sampler import Sampler
 from engine.select import Machine, choose
 from engine.spec.none import NoProposer
-from engine.types import SeqSlice, StepPlan, StepResult
+from engine.types import NewSequence, SamplingParams, SeqSlice, StepPlan, StepResult
 
 
 class Rank:
@@ -49,7 +50,10 @@ class Rank:
         kv_dtype = settings.resolve_kv_dtype(config, checkpoint, device, dtype)
         max_model_len = settings.resolve_max_model_len(config, checkpoint)
         native = device.type == "cpu" and cpu.available()
-        machine = Machine(device.type, settings.dtype_name(dtype), settings.dtype_name(kv_dtype), spec.head_dim, native)
+        between = torch.float32 if native else dtype  # the layers, whose products may take a narrower type
+        machine = Machine(
+            device.type, settings.dtype_name(between), settings.dtype_name(kv_dtype), spec.head_dim, native
+        )
         attention = choose(BACKENDS, machine, config.attention_backend)
         layout = KVLayout(
             num_layers=spec.num_layers,
@@ -61,20 +65,35 @@ class Rank:
         )
         if device.type == "cpu":  # the size does not depend on the weights there: refuse before the long part
             num_blocks_for(config, layout, max_model_len, device)
-        kernels = select_kernels(device, dtype)
+        kernels = select_kernels(device, between)
         ours = kernels if isinstance(kernels, NativeKernels) else None
-        weights = Weights(checkpoint, self._group, dtype, device, ours or (NativeKernels() if native else None))
+        weights = Weights(checkpoint, self._group, between, device, ours, dtype)
         with torch.inference_mode():
             model = load_model(checkpoint, weights, kernels, attention, config.block_size, max_model_len)
             _warm_up(model, layout, _widest_step(config, max_model_len), config.max_num_seqs, device)
         storage = KVStorage(layout, num_blocks_for(config, layout, max_model_len, device), device)
+        num_host_slots = settings.num_host_slots(config, layout.bytes_per_block * self._group.size)
+        copies: BlockCopies | None = None
+        copy_s = 0.0
+        if num_host_slots:
+            copies = make_copies(storage, num_host_slots)
+            copy_s = seconds_per_block(copies, num_host_slots)
         eos_ids = frozenset(spec.eos_ids)
         sampler = Sampler(spec.vocab_size, eos_ids, device)
         graphs = None
         if ours is not None and self._group.size == 1:
             graphs = DecodeGraphs(model, storage.layers, ours, config.max_num_seqs, max_model_len, config.block_size)
-        self._runner = Runner(model, storage, sampler, NoProposer(), config.block_size, device, graphs)
-        return Capacity(storage.num_blocks, max_model_len, spec.vocab_size, eos_ids, checkpoint.fingerprint)
+        self._runner = Runner(model, storage, sampler, NoProposer(), config.block_size, device, graphs, copies)
+        _first_decode(self._runner)
+        return Capacity(
+            storage.num_blocks,
+            max_model_len,
+            spec.vocab_size,
+            eos_ids,
+            checkpoint.fingerprint,
+            num_host_slots,
+            copy_s,
+        )
 
     @property
     def runner(self) -> Runner:
@@ -100,6 +119,13 @@ class Rank:
 def _widest_step(config: EngineConfig, max_model_len: int) -> int:
     """Tokens of the longest chunk that a step can hold."""
     return min(config.max_num_batched_tokens, max_model_len)
+
+
+def _first_decode(runner: Runner) -> None:
+    """What only the first decode step of a process pays for, through the sampler to the token, is paid now."""
+    new = NewSequence(0, SamplingParams(max_tokens=1, temperature=0.0), seed=0, prompt=(0,))
+    runner.run(StepPlan(0, (SeqSlice(0, (0,), 0, (0,), sample=True),), (new,)))
+    runner.run(StepPlan(0, (), finished=(0,)))
 
 
 def _warm_up(model: Model, layout: KVLayout, num_tokens: int, max_num_seqs: int, device: torch.device) -> None:

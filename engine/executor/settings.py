@@ -10,6 +10,8 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.models.checkpoint import Checkpoint
 
+_FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+
 
 def resolve_device(config: EngineConfig) -> torch.device:
     """CUDA when there is one and nothing else is asked for. Raises ConfigError for a device that is not here."""
@@ -28,7 +30,7 @@ def resolve_device(config: EngineConfig) -> torch.device:
 
 
 def resolve_dtype(config: EngineConfig, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
-    """The type activations and unquantized weights have."""
+    """The type of float weights and of what they are multiplied with."""
     if config.dtype != "auto":
         return _dtype(config.dtype)
     if device.type == "cuda":
@@ -44,7 +46,7 @@ def resolve_kv_dtype(
     """The type of the cache. Next to the rounding in a GGUF file's weights that to float16 is small, and half the
     bytes are half the time of a long context."""
     if config.kv_cache_dtype != "auto":
-        return _dtype(config.kv_cache_dtype)
+        return _FP8.get(config.kv_cache_dtype) or _dtype(config.kv_cache_dtype)
     quantized = checkpoint.source.is_file()
     return torch.float16 if device.type == "cpu" and quantized and dtype is torch.float32 else dtype
 
@@ -66,13 +68,22 @@ def check_quantization(config: EngineConfig, checkpoint: Checkpoint) -> None:
         )
 
 
+def num_host_slots(config: EngineConfig, bytes_per_block: int) -> int:
+    """How many blocks of all ranks together fit host_kv_cache_gib. Raises ConfigError if that is too little for one."""
+    size = config.host_kv_cache_bytes
+    if 0 < size < bytes_per_block:
+        raise ConfigError(f"host_kv_cache_gib gives {size} bytes, but one block needs {bytes_per_block}")
+    return size // bytes_per_block
+
+
 def num_threads(config: EngineConfig) -> int:
     """None is one per core that this process may use."""
     return config.num_threads or len(os.sched_getaffinity(0))
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    """As EngineConfig spells it."""
+    return next((name for name, known in _FP8.items() if known is dtype), str(dtype).removeprefix("torch."))
 
 
 def _dtype(name: str) -> torch.dtype:

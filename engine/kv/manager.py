@@ -1,98 +1,57 @@
-"""Which blocks a sequence holds, and which it can share."""
+"""Which blocks a sequence holds, which it can share, and what becomes of those it lets go."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from engine.kv.base import PrefixHit
+from engine.kv.host import Copies, HostTier
 from engine.kv.pool import BlockPool
 from engine.kv.prefix import block_digest, root_digest
 from engine.types import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixHit:
-    """Blocks that already hold the first `num_tokens` tokens. Valid until the cache is next changed."""
-
-    block_ids: tuple[int, ...]
-    num_tokens: int
-
-
-class KVCache(Protocol):
-    """Block accounting only: knows no tensors, no devices. Owns `blocks` of every Sequence it is given and
-    sets `num_computed` when K/V is found (reserve with a hit) or lost (release)."""
-
-    @property
-    def block_size(self) -> int: ...
-    @property
-    def num_blocks(self) -> int: ...
-    @property
-    def num_used(self) -> int:
-        """Blocks that live sequences hold, a shared one counted once."""
-
-    @property
-    def prefix_queries(self) -> int:
-        """Tokens of sequences admitted for the first time while their prefix could have been cached."""
-
-    @property
-    def prefix_hits(self) -> int:
-        """Those of prefix_queries that were found. A preempted sequence finding its own blocks counts in neither."""
-
-    def can_ever_fit(self, num_tokens: int) -> bool:
-        """Whether one sequence of num_tokens fits the empty cache."""
-
-    def lookup(self, seq: Sequence) -> PrefixHit:
-        """The longest shareable prefix in whole blocks, never all tokens: the last one's logits are needed.
-        Empty for a request with prompt_logprobs, which needs every row's."""
-
-    def reserve(self, seq: Sequence, num_tokens: int, hit: PrefixHit | None = None, spare: int = 0) -> bool:
-        """Grow seq.blocks to hold num_tokens more than are computed, leaving `spare` blocks free if it grows.
-
-        A `hit`, for a sequence without blocks only, is taken over and becomes num_computed. False: no room,
-        nothing changed.
-        """
-
-    def commit(self, seq: Sequence) -> None:
-        """Publish the blocks that computed tokens have filled, so that others may share them."""
-
-    def release(self, seq: Sequence) -> None:
-        """Let go of all blocks; num_computed becomes 0."""
-
-    def forget(self, seq: Sequence) -> None:
-        """Release, and drop whatever else is remembered of a sequence that has ended."""
-
-    def check(self) -> None:
-        """Assert that every block is free, cached or owned exactly as counted. For tests: O(pool)."""
-
-
 @dataclass(slots=True)
 class _Record:
     """What the cache remembers of a sequence. `chain[i]` names tokens up to the end of block i; it outlives
-    preemption because tokens only grow. The first `num_committed` of its blocks are settled."""
+    preemption because tokens only grow. The first `num_committed` of its blocks are settled. While it is swapped
+    out, `slots` hold its first `num_kept` tokens."""
 
     root: bytes
     chain: list[bytes] = field(default_factory=list)
     num_committed: int = 0
+    slots: list[int] = field(default_factory=list)
+    num_kept: int = 0
 
 
 class PagedKVCache:
-    """KVCache over one BlockPool. `root_fields` names all that shapes K/V besides tokens and the request's
-    salt: model content version, adapter, K/V dtype, ..."""
+    """KVCache over one BlockPool and `num_host_slots` blocks of host memory. `root_fields` names all that shapes
+    K/V besides tokens and the request's salt: model content version, adapter, K/V dtype, ..."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, enable_prefix_caching: bool, root_fields: Mapping[str, str]
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool,
+        root_fields: Mapping[str, str],
+        num_host_slots: int = 0,
     ) -> None:
         self.block_size = block_size
         self.prefix_queries = 0
         self.prefix_hits = 0
-        self._pool = BlockPool(num_blocks)
+        self.host_hits = 0
+        self.host = HostTier(num_host_slots)
+        self._pool = BlockPool(num_blocks, self._evicted)
         self._caching = enable_prefix_caching
         self._root_fields = dict(root_fields)
         assert "salt" not in self._root_fields, "the salt comes from each request"
         self._records: dict[int, _Record] = {}
         self._owners: dict[int, Sequence] = {}
+        self._foreign: set[int] = set()  # adopted, and not used here yet
+        self._spilling = True
 
     @property
     def num_blocks(self) -> int:
@@ -102,19 +61,38 @@ class PagedKVCache:
     def num_used(self) -> int:
         return self._pool.num_blocks - self._pool.num_free
 
+    @property
+    def num_free(self) -> int:
+        return self._pool.num_free
+
+    @property
+    def num_pinned(self) -> int:
+        """Blocks' worth of pinned prefixes, whether or not they have been computed yet."""
+        return self._pool.num_pinned
+
     def can_ever_fit(self, num_tokens: int) -> bool:
         return num_tokens <= self._pool.num_blocks * self.block_size
 
+    # ------------------------------------------------------------------------------------------ sequences
+
     def lookup(self, seq: Sequence) -> PrefixHit:
+        record = self._records.get(seq.seq_id)
+        if record is not None and record.num_kept:
+            full = record.num_kept // self.block_size if self._caching else 0
+            blocks = self._found(record.chain[:full])
+            return PrefixHit(blocks, record.num_kept, tuple(record.slots[len(blocks) :]))
         if not self._shareable(seq):
             return PrefixHit((), 0)
-        blocks: list[int] = []
-        for digest in self._chain(seq, (len(seq.tokens) - 1) // self.block_size):
-            block = self._pool.find(digest)
-            if block is None:
-                break
-            blocks.append(block)
-        return PrefixHit(tuple(blocks), len(blocks) * self.block_size)
+        chain = self._chain(seq, (len(seq.tokens) - 1) // self.block_size)
+        blocks = self._found(chain)
+        slots: list[int] = []
+        if self.host.pool.num_blocks:
+            for digest in chain[len(blocks) :]:
+                slot = self.host.pool.find(digest)
+                if slot is None:
+                    break
+                slots.append(slot)
+        return PrefixHit(blocks, (len(blocks) + len(slots)) * self.block_size, tuple(slots))
 
     def reserve(self, seq: Sequence, num_tokens: int, hit: PrefixHit | None = None, spare: int = 0) -> bool:
         pool, computed = self._pool, seq.num_computed
@@ -124,26 +102,55 @@ class PagedKVCache:
             shared, computed = hit.block_ids, hit.num_tokens
         grow = -(-(computed + num_tokens) // self.block_size) - len(seq.blocks) - len(shared)
         if grow <= 0 and hit is None:
-            return True  # most decodes
-        if pool.num_free < grow + spare + sum(pool.refs(block) == 0 for block in shared):
+            return True
+        if pool.num_free < grow + spare + self._resting(shared):
             return False
         if hit is not None:
             self._take_over(seq, hit)  # before any acquire(), which might evict the hit
+            grow -= len(hit.slots)
         for _ in range(grow):
             seq.blocks.append(pool.acquire())
+        seq.table = None
         self._owners[seq.seq_id] = seq
         return True
 
     def _take_over(self, seq: Sequence, hit: PrefixHit) -> None:
-        if self._shareable(seq) and not seq.admitted_before:
+        if not seq.admitted_before and self._shareable(seq):
+            foreign = self._foreign.intersection(hit.block_ids)
+            self._foreign -= foreign
+            seq.num_cached = hit.num_tokens - len(foreign) * self.block_size
             self.prefix_queries += len(seq.tokens)
-            self.prefix_hits += hit.num_tokens
+            self.prefix_hits += seq.num_cached
+            self.host_hits += len(hit.slots) * self.block_size
         for block in hit.block_ids:
             self._pool.touch(block)
         seq.blocks.extend(hit.block_ids)
         seq.num_computed = hit.num_tokens
-        if hit.block_ids:
-            self._record(seq).num_committed = len(hit.block_ids)
+        if hit.num_tokens:
+            record = self._record(seq)
+            self._load(seq, hit.slots, record.chain[: hit.num_tokens // self.block_size] if self._caching else ())
+            record.num_committed = hit.num_tokens // self.block_size
+            self._drop_kept(record)
+
+    def _load(self, seq: Sequence, slots: tuple[int, ...], chain: Seq[bytes]) -> None:
+        """Append blocks with the slots' content. Published at once: who shares one waits for it, see loading()."""
+        self.host.reading(slots)  # before any acquire(), which might spill into them
+        for slot in slots:
+            block = self._pool.acquire()
+            self.host.load(slot, block)
+            if len(seq.blocks) < len(chain):
+                self._pool.publish(block, chain[len(seq.blocks)])
+            seq.blocks.append(block)
+
+    def demand(self, seq: Sequence, hit: PrefixHit) -> int:
+        return -(-len(seq.tokens) // self.block_size) - len(hit.block_ids) + self._resting(hit.block_ids)
+
+    def loading(self, seq: Sequence) -> bool:
+        return bool(self.host.loading) and not self.host.loading.isdisjoint(seq.blocks)
+
+    def freeable(self, seq: Sequence) -> int:
+        refs = self._pool.refs
+        return sum(refs(block) == 1 for block in seq.blocks)
 
     def commit(self, seq: Sequence) -> None:
         full = seq.num_computed // self.block_size
@@ -161,32 +168,132 @@ class PagedKVCache:
         for block in reversed(seq.blocks):  # a prefix without its tail is of use, a tail without its head is not
             self._pool.free(block)
         seq.blocks.clear()
+        seq.table = None
         seq.num_computed = 0
         self._owners.pop(seq.seq_id, None)
         if record := self._records.get(seq.seq_id):
             record.num_committed = 0
 
+    def swap_out(self, seq: Sequence) -> bool:
+        computed, size = seq.num_computed, self.block_size
+        if not computed:
+            return False
+        num_blocks = -(-computed // size)
+        digests: list[bytes | None] = [None] * num_blocks
+        if self._caching:
+            full = computed // size
+            digests[:full] = self._chain(seq, full)
+        slots = self.host.hold(seq.blocks[:num_blocks], digests)
+        if slots is None:
+            return False
+        self.release(seq)
+        record = self._record(seq)
+        record.slots, record.num_kept = slots, computed
+        return True
+
     def forget(self, seq: Sequence) -> None:
         self.release(seq)
-        self._records.pop(seq.seq_id, None)
+        if record := self._records.pop(seq.seq_id, None):
+            self._drop_kept(record)
+
+    def take_copies(self) -> Copies:
+        return self.host.take_copies()
+
+    # ------------------------------------------------------------------------------------------- prefixes
+
+    def digests(self, token_ids: Seq[int], salt: str) -> list[bytes]:
+        """The names of the whole blocks of token_ids."""
+        parent, size, chain = self._root(salt), self.block_size, []
+        for i in range(len(token_ids) // size):
+            parent = block_digest(parent, token_ids[i * size : (i + 1) * size])
+            chain.append(parent)
+        return chain
+
+    def pin(self, digests: Iterable[bytes]) -> None:
+        """Blocks under these digests, also ones yet to be computed, are evicted last of all."""
+        for digest in digests:
+            self._pool.pin(digest)
+
+    def is_pinned(self, digest: bytes) -> bool:
+        return self._pool.is_pinned(digest)
+
+    def unpin(self, digests: Iterable[bytes]) -> None:
+        for digest in digests:
+            self._pool.unpin(digest)
+
+    def find(self, digests: Seq[bytes]) -> tuple[int, ...]:
+        """The blocks of the longest prefix that is on the device. Valid until the cache is next changed."""
+        return self._found(digests)
+
+    def adopt(self, digests: Seq[bytes]) -> list[tuple[int, int]]:
+        """Make room for the blocks of a prefix that was computed elsewhere: (index, block) for each that is not here
+        and fits. The caller writes their content before anything else happens: they can be found from now on."""
+        fresh: list[tuple[int, int]] = []
+        held: list[int] = []
+        self._spilling = False  # the content is overwritten before a plan could save it
+        for i, digest in enumerate(digests):
+            block = self._pool.find(digest)
+            if block is not None:
+                self._pool.touch(block)
+            elif self._pool.num_free:
+                block = self._pool.acquire()
+                self._pool.publish(block, digest)
+                fresh.append((i, block))
+            else:
+                break
+            held.append(block)
+        self._spilling = True
+        self._foreign.update(block for _, block in fresh)
+        for block in reversed(held):
+            self._pool.free(block)
+        return fresh
 
     def check(self) -> None:
         self._pool.check()
+        self.host.pool.check()
         held = Counter(block for seq in self._owners.values() for block in seq.blocks)
         for block in range(self._pool.num_blocks):
             assert held[block] == self._pool.refs(block), f"block {block}: {held[block]} owners, refs differ"
         for seq in self._owners.values():
             assert len(set(seq.blocks)) == len(seq.blocks), f"sequence {seq.seq_id} holds a block twice"
             assert seq.num_computed <= len(seq.blocks) * self.block_size, f"sequence {seq.seq_id} lacks blocks"
+            assert seq.table is None or seq.table == tuple(seq.blocks), f"sequence {seq.seq_id} has an old table"
+        kept = Counter(slot for record in self._records.values() for slot in record.slots)
+        kept.update(self.host.being_read)
+        for slot in range(self.host.pool.num_blocks):
+            assert kept[slot] == self.host.pool.refs(slot), f"host slot {slot}: {kept[slot]} holders, refs differ"
+
+    def _evicted(self, block: int, digest: bytes) -> None:
+        self._foreign.discard(block)
+        if self._spilling and self.host.pool.num_blocks:
+            self.host.spill(block, digest)
+
+    def _found(self, digests: Iterable[bytes]) -> tuple[int, ...]:
+        blocks: list[int] = []
+        for digest in digests:
+            block = self._pool.find(digest)
+            if block is None:
+                break
+            blocks.append(block)
+        return tuple(blocks)
+
+    def _resting(self, blocks: Iterable[int]) -> int:
+        return sum(self._pool.refs(block) == 0 for block in blocks)
+
+    def _drop_kept(self, record: _Record) -> None:
+        self.host.drop(record.slots)
+        record.slots, record.num_kept = [], 0
 
     def _shareable(self, seq: Sequence) -> bool:
         return self._caching and seq.request.sampling.prompt_logprobs is None
 
+    def _root(self, salt: str) -> bytes:
+        return root_digest({**self._root_fields, "salt": salt})
+
     def _record(self, seq: Sequence) -> _Record:
         record = self._records.get(seq.seq_id)
         if record is None:
-            root = root_digest({**self._root_fields, "salt": seq.request.cache_salt})
-            record = self._records[seq.seq_id] = _Record(root)
+            record = self._records[seq.seq_id] = _Record(self._root(seq.request.cache_salt))
         return record
 
     def _chain(self, seq: Sequence, num_blocks: int) -> list[bytes]:

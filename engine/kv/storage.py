@@ -11,12 +11,23 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 
 DEFAULT_CPU_BYTES = 1 << 30
+SCALED_DTYPES = frozenset({torch.int8, torch.float8_e4m3fn, torch.float8_e5m2})
+SCALE_DTYPE = torch.bfloat16
+"""Of one head of one token. It has float32's range, so that no scale overflows; its own rounding costs nothing, for
+what is stored is divided by the rounded scale."""
+
+LayerKV = tuple[Tensor, ...]
+"""One layer's K and V, each [num_blocks, block_size, num_kv_heads, head_dim]; of a scaled dtype also the scales of
+each, [num_blocks, block_size, num_kv_heads]."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
     """The shape of one rank's cache. num_kv_heads counts the rank's own heads. `keys_by_feature`: in
-    memory the heads of a block come one after the other, and the keys of a head feature by feature."""
+    memory the heads of a block come one after the other, and the keys of a head feature by feature.
+
+    Scales belong to a token's head rather than to a layer: so blocks need nothing beside them to be read, wherever
+    they are copied, and a token with outliers costs the precision of no other."""
 
     num_layers: int
     num_kv_heads: int
@@ -27,12 +38,17 @@ class KVLayout:
 
     @property
     def bytes_per_block(self) -> int:
-        """K and V of one block in every layer."""
-        return 2 * self.num_layers * self.block_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        """K and V of one block in every layer, and their scales."""
+        of_head = self.head_dim * self.dtype.itemsize + (SCALE_DTYPE.itemsize if self.scaled else 0)
+        return 2 * self.num_layers * self.block_size * self.num_kv_heads * of_head
+
+    @property
+    def scaled(self) -> bool:
+        return self.dtype in SCALED_DTYPES
 
 
 class KVStorage:
-    """Per layer (K, V), each [num_blocks, block_size, num_kv_heads, head_dim].
+    """The cache of one rank, layer by layer.
 
     Zeroed on creation: on the CPU that costs nothing until a block is first written, and no block ever
     holds NaN left by someone else.
@@ -43,8 +59,8 @@ class KVStorage:
         self.num_blocks = num_blocks
         heads, size, dim = layout.num_kv_heads, layout.block_size, layout.head_dim
 
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(num_blocks, *shape, dtype=layout.dtype, device=device)
+        def zeros(*shape: int, dtype: torch.dtype = layout.dtype) -> Tensor:
+            return torch.zeros(num_blocks, *shape, dtype=dtype, device=device)
 
         def keys() -> Tensor:
             return zeros(heads, dim, size).permute(0, 3, 1, 2) if layout.keys_by_feature else zeros(size, heads, dim)
@@ -52,7 +68,15 @@ class KVStorage:
         def values() -> Tensor:
             return zeros(heads, size, dim).transpose(1, 2) if layout.keys_by_feature else zeros(size, heads, dim)
 
-        self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple((keys(), values()) for _ in range(layout.num_layers))
+        def scales() -> Tensor:
+            if layout.keys_by_feature:
+                return zeros(heads, size, dtype=SCALE_DTYPE).transpose(1, 2)
+            return zeros(size, heads, dtype=SCALE_DTYPE)
+
+        def layer() -> LayerKV:
+            return (keys(), values(), scales(), scales()) if layout.scaled else (keys(), values())
+
+        self.layers: tuple[LayerKV, ...] = tuple(layer() for _ in range(layout.num_layers))
 
 
 def num_blocks_for(config: EngineConfig, layout: KVLayout, max_model_len: int, device: torch.device) -> int:

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
+from engine.kv.storage import LayerKV
 from engine.runner.batch import ForwardBatch
 
-KV = Sequence[tuple[Tensor, Tensor]]
-"""Per layer (K, V), each [num_blocks, block_size, kv_heads, head_dim]."""
+KV = Sequence[LayerKV]
+"""Layer by layer."""
 
 
 @dataclass(frozen=True, slots=True)

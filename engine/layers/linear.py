@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,16 +28,25 @@ class Part:
         return self.format.weight_bytes(self.ready, rows)
 
 
-class ColumnLinear:
-    """x [T, in] -> this rank's output features [T, out / ranks], in the order of the parts."""
+Join = Callable[[Sequence[Tensor]], Tensor]
+"""Tensors [T, n_i] -> [T, sum of n_i]."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+
+def concatenate(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(tuple(parts), dim=-1)
+
+
+class ColumnLinear:
+    """x [T, in] -> this rank's output features [T, out / ranks], in the order of the parts, put together by `join`."""
+
+    def __init__(self, parts: Sequence[Part], join: Join = concatenate) -> None:
         self._parts = tuple(parts)
+        self._join = join
 
     def __call__(self, x: Tensor) -> Tensor:
         if len(self._parts) == 1:
             return self._parts[0](x)
-        return torch.cat([part(x) for part in self._parts], dim=-1)
+        return self._join([part(x) for part in self._parts])
 
 
 class RowLinear:

@@ -13,7 +13,7 @@ from engine.errors import ConfigError
 from engine.kernels.base import Kernels
 from engine.kernels.cpu.ops import NativeKernels
 from engine.layers.embedding import Embedding, Head
-from engine.layers.linear import ColumnLinear, Part, RowLinear
+from engine.layers.linear import ColumnLinear, Part, RowLinear, concatenate
 from engine.models import MODELS, Model
 from engine.models.checkpoint import Checkpoint, StoredTensor
 from engine.models.spec import ModelSpec
@@ -29,7 +29,8 @@ class Weights:
     """One rank's layers, made from a checkpoint one at a time: each layer's stored tensors are dropped before
     the next are read, so the peak is the loaded model and one layer.
 
-    Names are canonical, without ".weight". `native`: the compiled CPU kernels that quantized weights may use.
+    Names are canonical, without ".weight". `dtype` is the activations'; `native` and `weight_dtype` are
+    format_for's.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Weights:
         dtype: torch.dtype,
         device: torch.device,
         native: NativeKernels | None = None,
+        weight_dtype: torch.dtype | None = None,
     ) -> None:
         self.group = group
         self.dtype = dtype
@@ -46,6 +48,7 @@ class Weights:
         self._checkpoint = checkpoint
         self._names = frozenset(checkpoint.names())
         self._native = native
+        self._weight_dtype = weight_dtype
         self._formats: dict[str, QuantFormat] = {}
         self._table: Ready | None = None  # the embedding's, from embedding() to head()
 
@@ -66,7 +69,9 @@ class Weights:
             biases = [self._bias(name) for name, _ in members]
             present = [b for b in biases if b is not None]
             parts.append(Part(fmt, fmt.finish(stored), torch.cat(present) if present else None))
-        return ColumnLinear(parts)
+        # The kernels' float32 is what their layers give; activations of another type are torch's to join.
+        native = self._native if self.dtype is torch.float32 else None
+        return ColumnLinear(parts, concatenate if native is None else native.side_by_side)
 
     def row(self, name: str) -> RowLinear:
         """A layer cut by input features."""
@@ -95,7 +100,7 @@ class Weights:
 
     def _format(self, name: str) -> QuantFormat:
         if name not in self._formats:
-            self._formats[name] = format_for(name, self.dtype, self._native)
+            self._formats[name] = format_for(name, self.dtype, self._native, self._weight_dtype)
         return self._formats[name]
 
     def _params(self, tensor: StoredTensor) -> Mapping[str, ParamSpec]:

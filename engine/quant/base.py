@@ -80,13 +80,16 @@ FORMATS: Registry[QuantFormat] = Registry(
 )
 
 
-def format_for(stored_format: str, dtype: torch.dtype, native: NativeKernels | None) -> QuantFormat:
-    """The format of a checkpoint tensor (StoredTensor.format: "none", or a ggml type such as "q4_1"),
-    computing in `dtype`. `native`: the compiled CPU kernels to use, if any."""
+def format_for(
+    stored_format: str, dtype: torch.dtype, native: NativeKernels | None, weight_dtype: torch.dtype | None = None
+) -> QuantFormat:
+    """The format of a checkpoint tensor (StoredTensor.format: "none", or a ggml type such as "q4_1") for
+    activations in `dtype`. `native`: the compiled CPU kernels to use, if any. `weight_dtype`: what float weights
+    are kept and multiplied in by those; None: `dtype`."""
     if stored_format == "none":
         from engine.quant.none import Unquantized
 
-        return Unquantized(dtype)
+        return Unquantized(dtype, native, weight_dtype)
     from engine.quant.gguf import Gguf
 
     return Gguf(stored_format, dtype, native)

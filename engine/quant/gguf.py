@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.errors import ModelFileError
+from engine.kernels.cpu.float_packing import FloatWeight, pack_floats
 from engine.kernels.cpu.ops import NativeKernels
 from engine.kernels.cpu.packing import PackedWeight, pack_codes
 from engine.quant import gguf_codecs
@@ -19,8 +20,8 @@ from engine.select import Needs
 class Gguf:
     """`blocks` uint8 [out, n_blocks, block_bytes], of one ggml type.
 
-    With `native`, types that have codes stay quantized in memory and go through the packed CPU kernels, in
-    float32. Otherwise finish() dequantizes once to `dtype`.
+    With `native`, everything goes through the CPU kernels in float32: types that have codes stay quantized in
+    memory, others are dequantized once. Otherwise finish() dequantizes once to `dtype`.
     """
 
     needs: ClassVar[Needs] = Needs()
@@ -30,7 +31,7 @@ class Gguf:
         self.kind = kind
         self.dtype = dtype
         self._codec = gguf_codecs.codec(kind)
-        self._native = native if self._codec.decode else None
+        self._native = native
 
     def params(self, in_features: int, out_features: int) -> dict[str, ParamSpec]:
         block, block_bytes = self._codec.block, self._codec.block_bytes
@@ -41,25 +42,35 @@ class Gguf:
 
     def finish(self, stored: Stored) -> Ready:
         blocks = stored["blocks"]
-        if self._native is not None and self._codec.decode is not None:
-            c = self._codec.decode(blocks)
-            return {"packed": pack_codes(c.codes, c.d, c.m, c.bits)}
-        return {"weight": self._codec.to_float(blocks).to(self.dtype)}
+        if self._native is None:
+            return {"weight": self._codec.to_float(blocks).to(self.dtype)}
+        if self._codec.decode is None:
+            return {"weight": pack_floats(self._codec.to_float(blocks))}
+        c = self._codec.decode(blocks)
+        return {"weight": pack_codes(c.codes, c.d, c.m, c.bits)}
 
     def apply(self, x: Tensor, ready: Ready, bias: Tensor | None = None) -> Tensor:
+        weight: Tensor | PackedWeight | FloatWeight = ready["weight"]
         if self._native is None:
-            return functional.linear(x, ready["weight"], bias)
-        wide = None if bias is None else bias.float()
-        return self._native.packed_linear(x.float(), ready["packed"], wide).to(x.dtype)
+            assert isinstance(weight, Tensor)
+            return functional.linear(x, weight, bias)
+        wide, bias = x.float(), None if bias is None else bias.float()
+        if isinstance(weight, PackedWeight):
+            return self._native.packed_linear(wide, weight, bias).to(x.dtype)
+        assert isinstance(weight, FloatWeight)
+        return self._native.float_linear(wide, weight, bias).to(x.dtype)
 
     def weight_bytes(self, ready: Ready, rows: int) -> int:
-        weight: Tensor | PackedWeight = ready["weight" if self._native is None else "packed"]
+        weight: Tensor | PackedWeight | FloatWeight = ready["weight"]
         return weight.nbytes
 
     def dequantize(self, stored: Stored) -> Tensor:
         return self._codec.to_float(stored["blocks"])
 
     def rows(self, ready: Ready, ids: Tensor) -> Tensor:
+        weight = ready["weight"]
         if self._native is None:
-            return functional.embedding(ids, ready["weight"])
-        return self._native.packed_rows(ready["packed"], ids).to(self.dtype)
+            return functional.embedding(ids, weight)
+        packed = isinstance(weight, PackedWeight)
+        rows = self._native.packed_rows(weight, ids) if packed else self._native.float_rows(weight, ids)
+        return rows.to(self.dtype)

@@ -7,9 +7,12 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from engine.errors import ConfigError
 from engine.kv.storage import KVStorage
+from engine.kv.transfer import Layers
 from engine.models import Model
 from engine.runner.batch import ForwardBatch, build_batch
+from engine.runner.copies import BlockCopies
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.sampler import Sampler
 from engine.spec.base import Proposer
@@ -31,6 +34,7 @@ class Runner:
         block_size: int,
         device: torch.device,
         graphs: DecodeGraphs | None = None,
+        copies: BlockCopies | None = None,
     ) -> None:
         self._model = model
         self._storage = storage
@@ -39,6 +43,7 @@ class Runner:
         self._block_size = block_size
         self._device = device
         self._graphs = graphs
+        self._copies = copies
         self._known: dict[int, NewSequence] = {}
 
     @property
@@ -53,6 +58,8 @@ class Runner:
     def run(self, plan: StepPlan) -> StepResult:
         """Results align with plan.slices."""
         self._register(plan)
+        if self._copies is not None:
+            self._copies.run(plan.stores, plan.loads)
         if not plan.slices:
             return StepResult(plan.step_id, ())
         if self._graphs is not None and (logits := self._graphs.logits(plan.slices)) is not None:
@@ -77,6 +84,34 @@ class Runner:
                 )
             )
         return StepResult(plan.step_id, tuple(results))
+
+    @torch.inference_mode()
+    def read_blocks(self, block_ids: Seq[int]) -> Layers:
+        """Copies of blocks, per layer its tensors."""
+        self._settle()
+        ids = torch.tensor(block_ids, dtype=torch.int64, device=self._device)
+        return tuple(tuple(tensor[ids] for tensor in layer) for layer in self._storage.layers)
+
+    @torch.inference_mode()
+    def write_blocks(self, block_ids: Seq[int], layers: Layers) -> None:
+        """Raises ConfigError for tensors of another shape or dtype than the cache's."""
+        self._settle()
+        mine = [(tuple(t.shape[1:]), t.dtype) for layer in self._storage.layers for t in layer]
+        theirs = [(tuple(t.shape[1:]), t.dtype) for layer in layers for t in layer]
+        if mine != theirs:
+            raise ConfigError(
+                f"these blocks are {theirs[0] if theirs else 'nothing'} in {len(layers)} layers, "
+                f"this cache's are {mine[0]} in {len(self._storage.layers)}"
+            )
+        ids = torch.tensor(block_ids, dtype=torch.int64, device=self._device)
+        for own, new in zip(self._storage.layers, layers, strict=True):
+            for tensor, rows in zip(own, new, strict=True):
+                tensor[ids] = rows.to(self._device)
+
+    def _settle(self) -> None:
+        """Blocks that the last plan loads are complete."""
+        if self._copies is not None:
+            self._copies.run((), ())
 
     def _decoded(self, slices: Seq[SeqSlice], logits: Tensor) -> tuple[SliceResult, ...]:
         """Every slice sampled after its one token. (A prompt has no token left to score there.)"""

@@ -30,6 +30,7 @@ _TEXT = (
     "def add(a, b):\n    return a + b\n\nNothing here is meant to be read, only to look like what models write. "
 )
 _PROMPT, _OUTPUT = 128, 4096
+_CROWD, _POOL = 4000, 1_000_000
 _SAMPLING = {
     "greedy": SamplingParams(temperature=0.0),
     "temperature": SamplingParams(temperature=0.8),
@@ -47,15 +48,16 @@ def run(bench: Bench) -> list[Table]:
 def _steps(bench: Bench) -> Table:
     rows: list[Row] = []
     steps = 40 if bench.quick else 400
-    for running in (64, 512):
-        schedule_s, update_s, plan = scheduler_step(running, steps)
+    for running, waiting in ((64, 0), (64, _CROWD), (512, 0), (512, _CROWD)):
+        schedule_s, update_s, plan = scheduler_step(running, steps, waiting)
         engine_s = engine_step(bench, running, steps // 4)
         build = partial(build_batch, plan.slices, bench.subject.config.block_size, torch.device("cpu"))
         batch_s = seconds(build, bench.budget_s / 3, clock=time.process_time)
-        bench.say(f"scheduler, {running} running: {(schedule_s + update_s) * 1e6:.0f} µs per step")
+        bench.say(f"scheduler, {running} running, {waiting} waiting: {(schedule_s + update_s) * 1e6:.0f} µs per step")
         rows.append(
             {
                 "running": running,
+                "waiting": waiting,
                 "schedule_us": schedule_s * 1e6,
                 "update_us": update_s * 1e6,
                 "us_per_sequence": (schedule_s + update_s) / running * 1e6,
@@ -65,14 +67,18 @@ def _steps(bench: Bench) -> Table:
         )
     columns = {
         "running": "sequences",
+        "waiting": "waiting",
         "schedule_us": "schedule µs",
         "update_us": "update µs",
         "us_per_sequence": "both per sequence µs",
         "build_batch_us": "build batch µs",
         "engine_us": "engine step without model µs",
     }
-    note = "engine step without model: Engine.step() with an executor that answers at once, text included"
-    return Table("scheduling", "Per decode step, nothing computed, CPU time", columns, rows, (note,))
+    notes = (
+        "engine step without model: Engine.step() with an executor that answers at once, text included",
+        f"with sequences waiting: by priority, fair among tenants, host memory on, a pool of {_POOL} blocks",
+    )
+    return Table("scheduling", "Per decode step, nothing computed, CPU time", columns, rows, notes)
 
 
 def _config(running: int) -> tuple[EngineConfig, Capacity]:
@@ -82,15 +88,20 @@ def _config(running: int) -> tuple[EngineConfig, Capacity]:
     return config, Capacity(blocks, _PROMPT + _OUTPUT, vocab_size=1 << 16, eos_ids=frozenset(), fingerprint="none")
 
 
-def scheduler_step(running: int, steps: int) -> tuple[float, float, StepPlan]:
-    """(seconds of schedule(), seconds of update()) per decode step with prefix caching on, and the last plan."""
+def scheduler_step(running: int, steps: int, waiting: int = 0) -> tuple[float, float, StepPlan]:
+    """(seconds of schedule(), seconds of update()) per decode step with prefix caching on, and the last plan. With
+    sequences waiting everything that the scheduler can do is on, and the pool is large."""
     config, capacity = _config(running)
-    kv = PagedKVCache(capacity.num_blocks, config.block_size, config.enable_prefix_caching, {})
+    if waiting:
+        config = replace(config, scheduling_policy="priority", fair_sharing=True)
+        capacity = replace(capacity, num_blocks=_POOL, num_host_slots=_POOL)
+    kv = PagedKVCache(capacity.num_blocks, config.block_size, config.enable_prefix_caching, {}, capacity.num_host_slots)
     scheduler = Scheduler(config, kv, capacity.max_model_len, capacity.eos_ids)
     params = SamplingParams(max_tokens=_OUTPUT)
-    for i in range(running):
+    for i in range(running + waiting):
         tokens = [i, *range(_PROMPT - 1)]
-        scheduler.add(Sequence(i, GenerateRequest(str(i), tuple(tokens), params), tokens, _PROMPT))
+        request = GenerateRequest(str(i), tuple(tokens), params, i % 3 if i < running else 3, tenant=str(i % 100))
+        scheduler.add(Sequence(i, request, tokens, _PROMPT))
     schedules: list[float] = []
     updates: list[float] = []
     while True:

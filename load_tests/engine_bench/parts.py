@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from load_tests.engine_bench import contention, decode, overhead, prefill, throughput
+from load_tests.engine_bench import contention, decode, kv_quality, overhead, prefill, scheduling, throughput
 from load_tests.engine_bench.base import Table
 from load_tests.engine_bench.bench import Bench
 
@@ -13,5 +13,7 @@ PARTS: dict[str, Callable[[Bench], list[Table]]] = {
     "decode": decode.run,
     "prefill": prefill.run,
     "overhead": overhead.run,
+    "scheduling": scheduling.run,
     "contention": contention.run,
+    "kv_quality": kv_quality.run,
 }

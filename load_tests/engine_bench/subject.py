@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ GREEDY = SamplingParams(max_tokens=128, temperature=0.0, ignore_eos=True)
 _MAX_LEN = 6400
 _KV_BYTES = 7 << 29  # 64 sequences of 1k, or 8 of 4k, of a model of 46 kB per token
 _ADMIT_TOKENS = 8192
+_HOST_GIB = 0.25  # two sequences of 4k
 
 
 class Subject:
@@ -38,6 +40,7 @@ class Subject:
             device="cpu",
             enable_prefix_caching=False,
             max_model_len=min(limit, _MAX_LEN // 4 if quick else _MAX_LEN),
+            host_kv_cache_gib=_HOST_GIB,
             kv_cache_memory=_KV_BYTES // 7 if quick or _memory() < 2 * _KV_BYTES else _KV_BYTES,
         )
         self._executor = LocalExecutor(self.config)
@@ -53,9 +56,11 @@ class Subject:
         return layout.bytes_per_block / layout.block_size
 
     @contextmanager
-    def engine(self) -> Iterator[Engine]:
-        """As it is in the product, without prefix caching."""
-        engine = Engine(self.config, executor=Shared(self._executor, self.capacity), text=self.text)
+    def engine(self, **settings: Any) -> Iterator[Engine]:
+        """As it is in the product, without prefix caching, and with other settings of the scheduler."""
+        engine = Engine(
+            replace(self.config, **settings), executor=Shared(self._executor, self.capacity), text=self.text
+        )
         try:
             yield engine
         finally:

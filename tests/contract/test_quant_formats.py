@@ -41,10 +41,11 @@ class Sample:
 
 
 def none_samples() -> Iterator[Sample]:
-    for dtype, error in ((torch.float32, 0.0), (torch.bfloat16, 2**-8)):
-        yield Sample(
-            f"none-{dtype}", format_for("none", torch.float32, None), lambda w, d=dtype: {"weight": w.to(d)}, error
-        )
+    for dtype, error in ((torch.float32, 0.0), (torch.float16, 2**-11), (torch.bfloat16, 2**-8)):
+        for native in (None, NATIVE) if NATIVE else (None,):
+            label = f"none-{dtype}{'-native' if native else ''}"
+            fmt = format_for("none", torch.float32, native)
+            yield Sample(label, fmt, lambda w, d=dtype: {"weight": w.to(d)}, error)
 
 
 def gguf_samples() -> Iterator[Sample]:
@@ -62,7 +63,7 @@ def gguf_samples() -> Iterator[Sample]:
                 raw = rng.integers(0, 48, shape, dtype=np.uint8)  # float16 below 2: no infinities
             return {"blocks": torch.from_numpy(raw.reshape(shape).copy())}
 
-        for native in (None, NATIVE) if NATIVE and CODECS[kind].decode else (None,):
+        for native in (None, NATIVE) if NATIVE else (None,):
             label = f"gguf-{kind}{'-native' if native else ''}"
             yield Sample(label, format_for(kind, torch.float32, native), store, errors.get(kind, float("inf")))
 

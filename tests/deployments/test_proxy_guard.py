@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from deployments.proxy_guard import MAX_HEADER_BYTES, MAX_HEADERS, ProxyGuard
+from deployments.proxy_guard import BODY, MAX_HEADER_BYTES, MAX_HEADERS, SEND_TIMEOUT, ProxyGuard
 
 API = "/v1/completions"
 PLAIN, JSON, EVENTS = b"text/plain; charset=utf-8", b"application/json", b"text/event-stream; charset=utf-8"
@@ -156,3 +158,99 @@ async def test_a_gateway_that_dies_in_a_stream() -> None:
 async def test_a_gateway_that_dies_in_a_json_answer_leaves_it_visibly_unfinished() -> None:
     got = await ask((start(200, JSON), body(b'{"a":', more=True)))
     assert got.messages[-1]["more_body"] is True
+
+
+# --------------------------------------------------------------------------------- clients that take nothing
+async def test_a_client_that_takes_nothing_has_left() -> None:
+    """The app learns of it as of any other that leaves, and what it still sends goes nowhere."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        if message.get("body") == b"data: 2\n\n":
+            await asyncio.Event().wait()
+        sent.append(message)
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        left = asyncio.create_task(receive())
+        await send({**start(200, EVENTS), SEND_TIMEOUT: 0.01})
+        for i in range(4):
+            await send(body(b"data: %d\n\n" % i, more=True))
+        assert (await left)["type"] == "http.disconnect"
+        assert (await receive())["type"] == "http.disconnect"
+
+    await ProxyGuard(app)({"type": "http", "path": API, "headers": []}, receive, send)
+    assert b"".join(m.get("body", b"") for m in sent) == b"data: 0\n\ndata: 1\n\n"
+    assert SEND_TIMEOUT not in sent[0]
+
+
+async def test_waiting_for_a_client_can_be_given_up() -> None:
+    """Serve cancels its listening when an answer is complete: that is not the guard's to swallow."""
+    cancelled = False
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        pass
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal cancelled
+        listening = asyncio.create_task(receive())
+        await asyncio.sleep(0)
+        listening.cancel()
+        await asyncio.wait([listening])
+        cancelled = listening.cancelled()
+        await send(start(200, JSON))
+        await send(body(b"{}"))
+
+    await ProxyGuard(app)({"type": "http", "path": API, "headers": []}, receive, send)
+    assert cancelled
+
+
+# ------------------------------------------------------------------------------------------ bodies in advance
+def part(data: bytes, more: bool = False) -> dict[str, Any]:
+    return {"type": "http.request", "body": data, "more_body": more}
+
+
+async def carried(messages: list[dict[str, Any]], headers: list[tuple[bytes, bytes]], path: str = API) -> Any:
+    """(the body in the scope, what the app then receives). After `messages` the client says nothing more."""
+
+    async def receive() -> Any:
+        if not messages:
+            await asyncio.Event().wait()
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        pass
+
+    found: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        found.append(scope.get(BODY))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.05):
+                while True:
+                    found.append((await receive()).get("body", "left"))
+        await send(start(200, JSON))
+        await send(body(b"{}"))
+
+    await ProxyGuard(app)({"type": "http", "path": path, "headers": headers}, receive, send)
+    return found
+
+
+LENGTH = [(b"content-length", b"4")]
+
+
+async def test_a_small_body_goes_along() -> None:
+    assert await carried([part(b"ab", more=True), part(b"cd")], LENGTH) == [b"abcd"]
+
+
+async def test_what_cannot_go_along_is_received_as_ever() -> None:
+    assert await carried([part(b"ab", more=True)], LENGTH) == [None, b"ab"]  # slow
+    assert await carried([part(b"ab", more=True), {"type": "http.disconnect"}], LENGTH) == [None, b"ab", "left"]
+    assert await carried([part(b"abcd")], [(b"content-length", b"65537")]) == [None, b"abcd"]
+    assert await carried([part(b"abcd")], [*LENGTH, (b"transfer-encoding", b"chunked")]) == [None, b"abcd"]
+    assert await carried([part(b"abcd")], LENGTH, "/other") == [None, b"abcd"]

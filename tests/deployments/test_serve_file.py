@@ -43,7 +43,7 @@ def refused(tmp_path: Path, raw: dict[str, Any], *overrides: str) -> list[str]:
 def test_a_good_file(tmp_path: Path, raw: dict[str, Any]) -> None:
     file = load(tmp_path, raw)
     assert (file.host, file.port, file.app_name) == ("127.0.0.1", 8000, "a")
-    assert file.config.gateway.api_keys == ("k",)
+    assert [key.key for key in file.config.gateway.api_keys] == ["k"]
 
 
 _ARGS = ("applications", 0, "args")

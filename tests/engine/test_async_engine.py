@@ -97,3 +97,16 @@ async def test_close_ends_open_streams() -> None:
     await asyncio.to_thread(made.close)
     deltas = await task
     assert deltas[-1].finish_reason in (FinishReason.ABORT, FinishReason.LENGTH)
+
+
+async def test_without_a_task(engine: AsyncEngine) -> None:
+    ready = asyncio.Event()
+    stream = engine.open((request("a", 5), request("b", 9)), lambda _: ready.set(), whole=True)
+    await ready.wait()
+    assert [(d.request_id, len(d.token_ids)) for d in stream.take()] == [("a", 5), ("b", 9)]
+    assert stream.ended
+    engine.close_stream(stream)
+    refused = engine.open((request("long", 4000),), lambda _: ready.set())
+    await until(lambda: refused.error)
+    assert isinstance(refused.error, ContextLengthError) and refused.take() == []
+    engine.close_stream(refused)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -38,109 +37,109 @@ class Loop:
 
 
 class Calls:
-    """`num` calls of one choice each, all stepped together."""
+    """`num` calls of one choice each, all stepped together. `ready`: the streams told to be, in order."""
 
     def __init__(self, num: int) -> None:
         self.loop = Loop()
         self.outlet = Outlet(self.loop)  # type: ignore[arg-type]
-        self.streams = [self.outlet.open([GenerateRequest(str(i), (1,))]) for i in range(num)]
+        self.ready: list[Stream] = []
+        self.streams = [self.open(str(i)) for i in range(num)]
         self.made = 0
+
+    def open(self, name: str, whole: bool = False, n: int = 1) -> Stream:
+        request = GenerateRequest(name, (1,), SamplingParams(n=n))
+        return self.outlet.open([request], self.ready.append, whole)
 
     def step(self, last: bool = False) -> None:
         self.made += 1
         reason = FinishReason.LENGTH if last else None
         self.outlet.deliver([(s, [delta(s.request_ids[0], self.made, finish_reason=reason)]) for s in self.streams])
 
-    async def took(self, stream: Stream | None = None) -> int:
-        """How many tokens a waiting caller would get now."""
-        return await took(stream or self.streams[0])
+    def took(self, stream: Stream | None = None) -> int:
+        """How many tokens its caller would get now."""
+        stream = stream or self.streams[0]
+        if stream not in self.ready:
+            return 0
+        self.ready[:] = [s for s in self.ready if s is not stream]
+        return sum(len(d.token_ids) for d in stream.take())
 
 
 def delta(name: str, nth: int, **fields: Any) -> TokenDelta:
     return TokenDelta(name, token_ids=(nth,), text=str(nth), num_completion_tokens=nth, **fields)
 
 
-async def took(stream: Stream) -> int:
-    task = asyncio.create_task(stream.take())
-    for _ in range(3):
-        await asyncio.sleep(0)
-    if task.done():
-        return sum(len(d.token_ids) for d in task.result() or ())
-    task.cancel()
-    return 0
-
-
-@pytest.mark.parametrize("streams", [1, 2, 8, 15])
-async def test_few_streams_get_every_step_at_once(streams: int) -> None:
+@pytest.mark.parametrize("streams", [1, 2, 8, 31])
+def test_few_streams_get_every_step_at_once(streams: int) -> None:
     calls = Calls(streams)
     for _ in range(20):
         calls.step()
-        assert [await calls.took(s) for s in calls.streams] == [1] * streams
+        assert [calls.took(s) for s in calls.streams] == [1] * streams
         calls.loop.to(calls.loop.now + 0.03)
     assert not calls.loop.timers
 
 
-@pytest.mark.parametrize(("streams", "step_s", "steps"), [(64, 0.03, 4), (256, 0.03, 4), (32, 0.03, 2), (16, 0.01, 3)])
-async def test_many_share_a_budget_of_messages(streams: int, step_s: float, steps: int) -> None:
+@pytest.mark.parametrize(("streams", "step_s", "steps"), [(64, 0.03, 3), (256, 0.03, 4), (40, 0.02, 3), (32, 0.01, 4)])
+def test_many_share_a_budget_of_messages(streams: int, step_s: float, steps: int) -> None:
     calls = Calls(streams)
     counts = []
     for _ in range(60):
         calls.step()
-        counts.append(await calls.took())
+        counts.append(calls.took())
         calls.loop.to(calls.loop.now + step_s)
     assert counts[0] == 1, "a first token does not wait"
     assert [n for n in counts[steps + 1 :] if n] == [steps] * len([n for n in counts[steps + 1 :] if n])
     assert sum(counts) >= 60 - steps
 
 
-async def test_first_and_last_tokens_never_wait() -> None:
+def test_first_and_last_tokens_never_wait() -> None:
     calls = Calls(200)
     calls.step()
-    assert await calls.took() == 1
+    assert calls.took() == 1
     for _ in range(3):  # the streams' turn has just been
         calls.loop.to(calls.loop.now + 0.001)
         calls.step()
-    late = calls.outlet.open([GenerateRequest("late", (1,))])
+    late = calls.open("late")
     calls.outlet.deliver([(late, [delta("late", 1)]), (calls.streams[0], [delta("0", 5)])])
-    assert await took(late) == 1
-    assert await calls.took() == 0
+    assert calls.took(late) == 1
+    assert calls.took() == 0
     calls.step(last=True)
-    assert await calls.took() == 5
-    assert await calls.streams[0].take() is None
+    assert not calls.streams[0].ended
+    assert calls.took() == 5
+    assert calls.streams[0].ended
 
 
-async def test_a_step_that_does_not_come_ends_the_wait() -> None:
+def test_a_step_that_does_not_come_ends_the_wait() -> None:
     calls = Calls(200)
     for _ in range(3):
         calls.step()
-        await calls.took()
+        calls.took()
         calls.loop.to(calls.loop.now + 0.03)
-    assert await calls.took() == 0
+    assert calls.took() == 0
     calls.loop.to(calls.loop.now + MAX_WAIT_S + 0.03)
-    assert await calls.took() == 2
+    assert calls.took() == 2
     assert not calls.loop.timers
 
 
-async def test_the_budget_follows_the_number_of_streams() -> None:
+def test_the_budget_follows_the_number_of_streams() -> None:
     calls = Calls(200)
     for stream in calls.streams[2:]:
         calls.outlet.close(stream)
     calls.step()
     calls.loop.to(calls.loop.now + 2 / MESSAGES_PER_S)
     calls.step()
-    assert await calls.took() == 2
+    assert calls.took() == 2
 
 
-async def test_an_error_comes_after_what_was_made() -> None:
+def test_an_error_comes_after_what_was_made() -> None:
     calls = Calls(200)
     calls.step()
-    await calls.took()
+    calls.took()
     calls.loop.to(calls.loop.now + 0.001)
     calls.step()
-    calls.streams[0].fail(RuntimeError("boom"))
-    assert await calls.took() == 1
-    with pytest.raises(RuntimeError, match="boom"):
-        await calls.streams[0].take()
+    error = RuntimeError("boom")
+    calls.streams[0].fail(error)
+    assert calls.took() == 1
+    assert calls.streams[0].error is error and calls.streams[0].take() == []
 
 
 def test_merged_says_the_same() -> None:
@@ -181,16 +180,53 @@ def test_merged_keeps_every_choice_in_order(parts: list[tuple[str, int, str]]) -
         assert one.text == "".join(d.text for d in mine)
 
 
-async def test_a_call_with_many_choices_ends_once() -> None:
-    loop = Loop()
-    outlet = Outlet(loop)  # type: ignore[arg-type]
-    stream = outlet.open([GenerateRequest("r", (1,), SamplingParams(n=2))])
+def test_a_call_with_many_choices_ends_once() -> None:
+    calls = Calls(0)
+    stream = calls.open("r", n=2)
     end = TokenDelta("r", 0, (1,), "x", finish_reason=FinishReason.STOP, num_completion_tokens=1)
-    outlet.deliver([(stream, [end])])
-    assert await stream.take() == [end]
-    assert await took(stream) == 0
-    outlet.deliver([(stream, [replace(end, index=1)])])
-    assert await stream.take() == [replace(end, index=1)]
-    assert await stream.take() is None
-    outlet.close(stream)
-    assert outlet.idle
+    calls.outlet.deliver([(stream, [end])])
+    assert stream.take() == [end]
+    assert not stream.ended
+    calls.outlet.deliver([(stream, [replace(end, index=1)])])
+    assert stream.take() == [replace(end, index=1)]
+    assert stream.ended
+    calls.outlet.close(stream)
+    assert calls.outlet.idle
+
+
+def test_what_is_wanted_whole_is_said_once() -> None:
+    calls = Calls(2)
+    stream = calls.open("whole", whole=True, n=2)
+    for nth in range(1, 4):
+        calls.step()
+        calls.outlet.deliver([(stream, [delta("whole", nth)])])
+        calls.loop.to(calls.loop.now + MAX_WAIT_S * 2)
+    end = delta("whole", 4, finish_reason=FinishReason.LENGTH)
+    calls.outlet.deliver([(stream, [end])])
+    assert stream not in calls.ready
+    calls.outlet.deliver([(stream, [replace(end, index=1)])])
+    assert calls.ready.count(stream) == 1
+    assert [(d.index, d.token_ids) for d in stream.take()] == [(0, (1, 2, 3, 4)), (1, (4,))]
+    assert stream.ended
+
+
+def test_first_tokens_go_before_all_others() -> None:
+    calls = Calls(3)
+    calls.step()
+    calls.loop.to(calls.loop.now + 1.0)
+    calls.ready.clear()
+    late = calls.open("late")
+    arrived = [(stream, [delta(stream.request_ids[0], 2)]) for stream in calls.streams]
+    calls.outlet.deliver([*arrived, (late, [delta("late", 1)])])
+    assert calls.ready == [late, *calls.streams]
+
+
+def test_a_closed_stream_is_not_woken() -> None:
+    calls = Calls(200)
+    calls.step()
+    calls.loop.to(calls.loop.now + 0.001)
+    calls.step()
+    calls.ready.clear()
+    calls.outlet.close(calls.streams[0])
+    calls.loop.to(calls.loop.now + 1.0)
+    assert calls.streams[0] not in calls.ready and calls.streams[1] in calls.ready

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -13,16 +13,27 @@ from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.kernels.cpu.build import library
+from engine.kernels.cpu.float_packing import FloatWeight
 from engine.kernels.cpu.packing import PackedWeight
 from engine.kernels.cpu.tape import BufferPool, NativeFunction, Tape
+from engine.kernels.cpu.tiles import usable
+from engine.kv.storage import SCALE_DTYPE, SCALED_DTYPES, LayerKV
 from engine.select import Needs
 
-__all__ = ["NativeKernels", "PackedWeight", "PagedContext"]
+__all__ = ["FloatWeight", "NativeKernels", "PackedWeight", "PagedContext"]
 
-KV_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+KV_TYPES = {
+    torch.float32: 0,
+    torch.float16: 1,
+    torch.bfloat16: 2,
+    torch.int8: 3,
+    torch.float8_e4m3fn: 4,
+    torch.float8_e5m2: 5,
+}
 MAX_HEAD_DIM = 256
 HEAD_DIM_STEP = 16
 KEY_GROUP = 16  # keys that a vector holds
+_EXACT, _ROUNDED, _TILED = range(3)  # how float_linear takes its activations
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +65,24 @@ class NativeKernels:
 
     needs: ClassVar[Needs] = Needs(devices=frozenset({"cpu"}), dtypes=frozenset({"float32"}), native=True)
 
-    def __init__(self, lib: ctypes.CDLL | None = None) -> None:
-        """`lib` None: the machine's library. Raises ConfigError where it cannot be built."""
+    def __init__(self, lib: ctypes.CDLL | None = None, tiles: bool | None = None) -> None:
+        """`lib` None: the machine's library. `tiles`: use the processor's matrix tiles, or what stands in for them in
+        `lib`; None: if they work. Raises ConfigError where the library cannot be built."""
         lib = lib or library()
         if lib is None:
             raise ConfigError("the compiled CPU kernels are not available on this machine")
         self._lib = lib
+        self._tiles = usable(lib) if tiles is None else tiles
         self._tape: Tape | None = None
-        self._packed_linear = NativeFunction(lib, "sluice_packed_linear", "Pqq Pqqqqqq PPqq")
+        self._packed_linear = NativeFunction(lib, "sluice_packed_linear", "Pqq Pqqqqqq PPqqq")
         self._packed_rows = NativeFunction(lib, "sluice_packed_rows", "Pqqqqqq PPqq")
-        self._attention = NativeFunction(lib, "sluice_attention", "PPPqqq PPq qqqq qqqq q PPPP qqqqqq dPq")
+        self._float_linear = NativeFunction(lib, "sluice_float_linear", "Pqq Pqqq PPqqq")
+        self._float_rows = NativeFunction(lib, "sluice_float_rows", "Pqqq PPqq")
+        self._attention = NativeFunction(lib, "sluice_attention", "PPPqqq PPq qqqq qqqq PPqqq q PPPP qqqqqq dPq")
         self._rms_norm = NativeFunction(lib, "sluice_rms_norm", "Pqqq Pq PdP qq")
         self._rope = NativeFunction(lib, "sluice_rope", "Pqq Pqqq PPqP qq")
         self._silu_mul = NativeFunction(lib, "sluice_silu_mul", "Pqq Pqq")
+        self._copy_columns = NativeFunction(lib, "sluice_copy_columns", "Pqq Pqqq")
 
     @contextmanager
     def record(self, buffers: BufferPool) -> Iterator[Tape]:
@@ -83,44 +99,53 @@ class NativeKernels:
     def packed_linear(self, x: Tensor, w: PackedWeight, bias: Tensor | None = None) -> Tensor:
         """x [T, in] @ w^T + bias -> [T, out]. Off the float32 result by the rounding of x to 16 bits per 32
         features. bias is [out], contiguous."""
-        rows, features = x.shape
-        if features != w.in_features:
-            raise ValueError(f"x has {features} features, the weight takes {w.in_features}")
-        _check(x)
-        if bias is not None:
-            _check(bias)
-            if bias.shape != (w.out_features,):
-                raise ValueError(f"bias is {tuple(bias.shape)}, the weight has {w.out_features} output features")
-        y = self._empty(rows, w.out_features)
+        _check_linear(x, w, bias)
+        y = self._empty(x.shape[0], w.out_features)
         self._run(
-            self._packed_linear, x.data_ptr(), x.stride(0), rows, *w.arguments,
-            0 if bias is None else bias.data_ptr(), y.data_ptr(), w.out_features, torch.get_num_threads(),
+            self._packed_linear, x.data_ptr(), x.stride(0), x.shape[0], *w.arguments,
+            0 if bias is None else bias.data_ptr(), y.data_ptr(), w.out_features, self._tiles, torch.get_num_threads(),
+        )  # fmt: skip
+        return y
+
+    def float_linear(self, x: Tensor, w: FloatWeight, bias: Tensor | None = None, rounded: bool = False) -> Tensor:
+        """x [T, in] @ w^T + bias -> [T, out], summed in float32. `rounded`: x is first rounded to bfloat16, which
+        machines that multiply pairs of bfloat16 do twice as fast. Otherwise every machine gives the same bits."""
+        _check_linear(x, w, bias)
+        product = _EXACT if not rounded else _TILED if self._tiles else _ROUNDED
+        y = self._empty(x.shape[0], w.out_features)
+        self._run(
+            self._float_linear, x.data_ptr(), x.stride(0), x.shape[0], *w.arguments,
+            0 if bias is None else bias.data_ptr(), y.data_ptr(), w.out_features, product, torch.get_num_threads(),
         )  # fmt: skip
         return y
 
     def packed_rows(self, w: PackedWeight, ids: Tensor) -> Tensor:
         """Rows `ids` [T] int64 of the weight, [T, in]; NaN for an id that it does not have."""
+        return self._rows(self._packed_rows, w, ids)
+
+    def float_rows(self, w: FloatWeight, ids: Tensor) -> Tensor:
+        """As packed_rows."""
+        return self._rows(self._float_rows, w, ids)
+
+    def _rows(self, function: NativeFunction, w: PackedWeight | FloatWeight, ids: Tensor) -> Tensor:
         if ids.dtype is not torch.int64 or not ids.is_contiguous():
             raise ValueError(f"ids must be contiguous int64, got {ids.dtype} {ids.stride()}")
         out = self._empty(ids.shape[0], w.in_features)
-        self._run(
-            self._packed_rows, *w.arguments, ids.data_ptr(), out.data_ptr(), ids.shape[0], torch.get_num_threads()
-        )
+        self._run(function, *w.arguments, ids.data_ptr(), out.data_ptr(), ids.shape[0], torch.get_num_threads())
         return out
 
     def paged_attention(
-        self, q: Tensor, k: Tensor, v: Tensor, kv: tuple[Tensor, Tensor], context: PagedContext, scale: float,
+        self, q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, context: PagedContext, scale: float,
         window: int | None = None,
     ) -> Tensor:  # fmt: skip
         """Write k, v [T, KVH, D] at the slots of kv, then attend q [T, H, D]; returns [T, H * D].
 
-        kv = (K, V), each [blocks, block_size, KVH, D] in float32, float16 or bfloat16, with the features of a
-        head side by side. K is read faster if the slots of a block are side by side instead, which takes a
-        block_size that is a multiple of 16. D is a multiple of 16 up to 256. The rows of sequence b are the
-        last of its seq_lens[b] tokens.
+        kv is of a type in KV_TYPES, with the features of a head side by side. K is read faster if the slots of a
+        block are side by side instead, which takes a block_size that is a multiple of 16. D is a multiple of 16 up
+        to 256. The rows of sequence b are the last of its seq_lens[b] tokens.
         """
         rows, heads, dim = q.shape
-        k_cache, v_cache = kv
+        k_cache, v_cache, *scales = kv
         _, block_size, kv_heads, _ = k_cache.shape
         _check_heads(q)
         _check_heads(k)
@@ -131,6 +156,7 @@ class NativeKernels:
             raise ValueError(f"q {q.shape}, k {k.shape}, v {v.shape}, slots and K cache {k_cache.shape} disagree")
         if v_cache.shape != k_cache.shape or v_cache.dtype is not k_cache.dtype:
             raise ValueError(f"the caches differ: K {k_cache.shape} {k_cache.dtype}, V {v_cache.shape} {v_cache.dtype}")
+        scale_arguments = _scale_arguments(k_cache, scales)
         by_feature = k_cache.stride(1) == 1 and block_size % KEY_GROUP == 0
         if v_cache.stride(3) != 1 or (k_cache.stride(3) != 1 and not by_feature):
             raise ValueError(f"cannot read caches with strides {k_cache.stride()}, {v_cache.stride()}")
@@ -138,8 +164,8 @@ class NativeKernels:
         self._run(
             self._attention, q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0),
             k_cache.data_ptr(), v_cache.data_ptr(), KV_TYPES[k_cache.dtype], *k_cache.stride(), *v_cache.stride(),
-            block_size, *context.arguments, heads, kv_heads, dim, -1 if window is None else window, scale,
-            out.data_ptr(), torch.get_num_threads(),
+            *scale_arguments, block_size, *context.arguments, heads, kv_heads, dim, -1 if window is None else window,
+            scale, out.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         return out
 
@@ -194,6 +220,22 @@ class NativeKernels:
         )
         return out
 
+    def side_by_side(self, parts: Sequence[Tensor]) -> Tensor:
+        """Tensors [T, n_i] as one [T, sum of n_i]."""
+        rows = parts[0].shape[0]
+        out = self._empty(rows, sum(part.shape[1] for part in parts))
+        at = 0
+        for part in parts:
+            _check(part)
+            if part.shape[0] != rows:
+                raise ValueError(f"parts have {rows} and {part.shape[0]} rows")
+            self._run(
+                self._copy_columns, part.data_ptr(), part.stride(0), part.shape[1],
+                out.data_ptr() + at * out.element_size(), out.stride(0), rows, torch.get_num_threads(),
+            )  # fmt: skip
+            at += part.shape[1]
+        return out
+
     def _empty(self, rows: int, columns: int) -> Tensor:
         return torch.empty(rows, columns) if self._tape is None else self._tape.buffers.empty(rows, columns)
 
@@ -207,6 +249,29 @@ class NativeKernels:
 def _check(x: Tensor) -> None:
     if x.dtype is not torch.float32 or x.stride(-1) != 1 or not x.is_cpu:
         raise ValueError(f"need float32 on the CPU with unit last stride, got {x.dtype} {x.device} {x.stride()}")
+
+
+def _scale_arguments(cache: Tensor, scales: Sequence[Tensor]) -> tuple[int, ...]:
+    """The fields of the C struct that say where the scales of a cache are."""
+    if cache.dtype not in SCALED_DTYPES:
+        return (0,) * 5
+    if [(s.shape, s.dtype) for s in scales] != [(cache.shape[:3], SCALE_DTYPE)] * 2:
+        got = [(tuple(s.shape), s.dtype) for s in scales]
+        raise ValueError(f"a {cache.dtype} cache needs {SCALE_DTYPE} scales of K and V per slot and head, got {got}")
+    keys, values = scales
+    if keys.stride() != values.stride():
+        raise ValueError(f"the scales of K and V must be laid out alike, got {keys.stride()} and {values.stride()}")
+    return (keys.data_ptr(), values.data_ptr(), *keys.stride())
+
+
+def _check_linear(x: Tensor, w: PackedWeight | FloatWeight, bias: Tensor | None) -> None:
+    if x.shape[1] != w.in_features:
+        raise ValueError(f"x has {x.shape[1]} features, the weight takes {w.in_features}")
+    _check(x)
+    if bias is not None:
+        _check(bias)
+        if bias.shape != (w.out_features,):
+            raise ValueError(f"bias is {tuple(bias.shape)}, the weight has {w.out_features} output features")
 
 
 def _check_heads(x: Tensor) -> None:

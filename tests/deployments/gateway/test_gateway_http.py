@@ -55,7 +55,6 @@ async def test_tokenize() -> None:
         ("POST", "/v1/models", 405, "method_not_supported", "GET, HEAD"),
         ("GET", "/v1/nope", 404, None, None),
         ("GET", "/docs", 404, None, None),
-        ("GET", "/openapi.json", 404, None, None),
         ("POST", "/v1/completions/", 404, None, None),
     ],
 )
@@ -352,6 +351,6 @@ async def test_one_record_per_request() -> None:
     first: Any = finished[0]
     assert (first.prompt_tokens, first.cached_tokens, first.finish_reasons) == (14, 3, ("length",))
     assert (first.queue_s, first.prefill_s, first.decode_s) == (0.001, 0.002, 0.003)
-    assert 0 < first.ttft_s <= first.total_s and first.parts_s.keys() == {"body", "prepare", "engine"}
+    assert 0 < first.ttft_s <= first.total_s and first.parts_s.keys() == {"body", "prepare", "limit", "engine"}
     assert sum(first.parts_s.values()) == pytest.approx(first.ttft_s)
     assert first.tenant.startswith("key-") and KEY not in str(first)

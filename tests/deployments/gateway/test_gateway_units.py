@@ -10,8 +10,9 @@ from helpers_gateway import demo_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.gateway.auth import ApiKeys, Tenant, cache_salt
+from deployments.gateway.auth import Authenticator, StaticKeys, Tenant, cache_salt
 from deployments.gateway.body import decode, gunzip
+from deployments.gateway.config import StaticKey
 from deployments.gateway.errors import ApiError, ModelUnavailableError, clip, from_exception
 from deployments.gateway.messages import read_messages
 from deployments.gateway.token_text import Offsets, echo, shown, token_bytes
@@ -30,15 +31,16 @@ SALTED = st.tuples(st.text(max_size=3), st.none() | st.text(max_size=3))
 
 
 @given(SALTED, SALTED)
-def test_salts_are_equal_only_for_the_same_tenant_and_salt(a: tuple[str, str | None], b: tuple[str, str]) -> None:
+def test_salts_are_equal_only_for_the_same_organisation_and_salt(a: tuple[str, str | None], b: tuple[str, str]) -> None:
     same = (a[0], a[1] or "") == (b[0], b[1] or "")
-    assert (cache_salt(Tenant(a[0]), a[1]) == cache_salt(Tenant(b[0]), b[1])) == same
+    assert (cache_salt(Tenant("k1", a[0]), a[1]) == cache_salt(Tenant("k2", b[0]), b[1])) == same
 
 
 @given(st.binary(max_size=80))
-def test_any_authorization_header_is_refused_or_admitted(value: bytes) -> None:
+async def test_any_authorization_header_is_refused_or_admitted(value: bytes) -> None:
+    keys = StaticKeys([StaticKey(key="sk-a-key-that-is-not-drawn-by-chance")])
     with pytest.raises(ApiError) as refused:
-        ApiKeys(["sk-a-key-that-is-not-drawn-by-chance"]).admit([value])
+        await Authenticator(keys, None).admit([value], "inference")
     assert refused.value.status == 401
 
 

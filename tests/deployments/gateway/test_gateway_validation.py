@@ -137,6 +137,29 @@ ONE_PATH: list[tuple[str, dict[str, Any], str | None, str | None]] = [
     (CHAT, {"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice", "invalid_value"),
     (CHAT, {"tool_choice": "auto"}, "tool_choice", None),
     (CHAT, {"continue_final_message": True}, "continue_final_message", "invalid_value"),
+    (CHAT, {"messages": [{**HI[0], "name": 5}]}, "messages[0].name", "invalid_type"),
+    (CHAT, {"messages": [{**HI[0], "name": "a b"}]}, "messages[0].name", "invalid_value"),
+    (CHAT, {"messages": [{**HI[0], "name": "<|im_end|>"}]}, "messages[0].name", "invalid_value"),
+    (CHAT, {"messages": [{**HI[0], "name": "n" * 65}]}, "messages[0].name", "string_above_max_length"),
+    (
+        CHAT,
+        {"messages": called('{"a": ' + "[" * 70 + "]" * 70 + "}")},
+        "messages[1].tool_calls[0].function.arguments",
+        "invalid_value",
+    ),
+    (CHAT, {"reasoning_effort": "huge"}, "reasoning_effort", "invalid_value"),
+    (CHAT, {"verbosity": "loud"}, "verbosity", "invalid_value"),
+    (CHAT, {"prompt_cache_retention": "1h"}, "prompt_cache_retention", "invalid_value"),
+    (CHAT, {"prompt_cache_key": "k" * 65}, "prompt_cache_key", "string_above_max_length"),
+    (CHAT, {"safety_identifier": "s" * 65}, "safety_identifier", "string_above_max_length"),
+    (CHAT, {"prediction": {"type": "guess", "content": "x"}}, "prediction.type", "invalid_value"),
+    (CHAT, {"prediction": {"type": "content"}}, "prediction.content", "missing_required_parameter"),
+    (CHAT, {"modalities": ["poem"]}, "modalities", "unsupported_value"),
+    (CHAT, {"web_search_options": {}}, "web_search_options", "unsupported_parameter"),
+    (CHAT, {"function_call": "auto"}, "function_call", "unsupported_parameter"),
+    (CHAT, {"store": 1}, "store", "invalid_type"),
+    (CHAT, {"parallel_tool_calls": "no"}, "parallel_tool_calls", "invalid_type"),
+    (CHAT, {"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "invalid_type"),
     (COMP, {"prompt": ABSENT}, "prompt", "missing_required_parameter"),
     (COMP, {"prompt": ""}, "prompt", "empty_prompt"),
     (COMP, {"prompt": []}, "prompt", "empty_prompt"),
@@ -221,6 +244,54 @@ async def test_unknown_fields_are_a_choice() -> None:
     async with client(FakeBackend(), GatewayConfig(unknown_fields="reject")) as http:
         error = error_of(await http.post(COMP, json=body), 400)
     assert (error["param"], error["code"]) == ("flavour", "unknown_parameter")
+
+
+@pytest.mark.parametrize(
+    ("path", "changes", "param"),
+    [
+        (COMP, {"flavour": "mint"}, "flavour"),
+        (COMP, {"messages": HI}, "messages"),
+        (CHAT, {"stream": True, "stream_options": {"include_cost": True}}, "stream_options.include_cost"),
+        (CHAT, {"messages": [{**HI[0], "mood": "good"}]}, "messages[0].mood"),
+        (CHAT, {"messages": user([{"type": "text", "text": "x", "lang": "en"}])}, "messages[0].content[0].lang"),
+        (CHAT, {"messages": [*called("")[:2], {**called("")[2], "x": 1}]}, "messages[2].x"),
+        (CHAT, {"tools": [{**TOOL, "cost": 1}]}, "tools[0].cost"),
+        (CHAT, {"prediction": {"type": "content", "content": "x", "sure": 1}}, "prediction.sure"),
+    ],
+)
+async def test_unknown_members_are_refused_at_any_depth(path: str, changes: dict[str, Any], param: str) -> None:
+    async with client(FakeBackend(), GatewayConfig(unknown_fields="reject")) as http:
+        error = error_of(await http.post(path, json=body_for(path, **changes)), 400)
+    assert (error["param"], error["code"], error["message"]) == (
+        param, "unknown_parameter", f"Unknown parameter: '{param}'."
+    )  # fmt: skip
+
+
+async def test_free_members_stay_free_and_answers_may_be_sent_back() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"anything": {"goes": 1}}}}
+    async with client(FakeBackend(), GatewayConfig(unknown_fields="reject")) as http:
+        said = (await http.post(CHAT, json=body_for(CHAT))).json()["choices"][0]["message"]
+        body = body_for(CHAT, messages=[*HI, said, *HI], tools=[tool], metadata={"k": "v"}, logit_bias={"5": 1})
+        response = await http.post(CHAT, json=body)
+    assert response.status_code == 200, response.text
+
+
+async def test_nesting_is_bounded() -> None:
+    def nested(depth: int) -> dict[str, Any]:
+        parameters: dict[str, Any] = {}
+        for _ in range(depth):
+            parameters = {"a": parameters}
+        return body_for(CHAT, tools=[{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+
+    async with client(FakeBackend()) as http:
+        assert (await http.post(CHAT, json=nested(59))).status_code == 200
+        assert "64 levels" in error_of(await http.post(CHAT, json=nested(60)), 400)["message"]
+
+
+async def test_tools_need_messages_to_be_tokenized_with() -> None:
+    async with client(FakeBackend()) as http:
+        error = error_of(await http.post("/tokenize", json={"model": MODEL, "prompt": "x", "tools": [TOOL]}), 400)
+    assert error["param"] == "tools"
 
 
 ACCEPTED_HINTS = {

@@ -1,9 +1,10 @@
-"""The gateway's backend against handles that behave like Serve's on a bad day."""
+"""The gateway's backend over replicas that have bad days."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,22 +13,21 @@ import grpc
 import pytest
 from helpers_gateway import demo_text
 from ray import ActorID
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+from ray.exceptions import ActorUnavailableError
 from ray.serve._private.common import DeploymentID
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.exceptions import DeploymentUnavailableError
 
+from deployments.channel.errors import ReplicaFaultError, StreamLostError
 from deployments.gateway import pool as pool_module
 from deployments.gateway import serve_backend
 from deployments.gateway.backend import ServedModel
 from deployments.gateway.errors import ModelUnavailableError, ReplicaLostError
 from deployments.gateway.serve_backend import ServeBackend
-from deployments.replica_info import ReplicaInfo
+from deployments.replica_info import Address, Load, ReplicaInfo
 from deployments.router.plan import RoutePlan
-from deployments.wire import pack
 from engine.errors import ContextLengthError, EngineDeadError, QueueFullError
 from engine.types import FinishReason, GenerateRequest, SamplingParams, TokenDelta
 
-INFO = ReplicaInfo(512, "fp_a")
 DEAD = ActorUnavailableError("gone", ActorID.nil().binary())
 NOBODY = DeploymentUnavailableError(DeploymentID("pool", "app"))
 REQUEST = GenerateRequest("r", (1, 2), SamplingParams(max_tokens=2))
@@ -39,27 +39,33 @@ def token(n: int, last: bool = False, index: int = 0) -> list[TokenDelta]:
     return [TokenDelta("r", index, (n,), str(n), finish_reason=FinishReason.LENGTH if last else None)]
 
 
+def info(name: str, length: int = 512) -> ReplicaInfo:
+    return ReplicaInfo(length, "fp_a", Address(name, "127.0.0.1", 1, b"secret"))
+
+
 GOOD: list[Step] = [token(1), token(2, last=True)]
 
 
 class Stream:
-    """What handle.remote() gives for a generator: plays `steps`; an awaitable among them is waited for."""
+    """What a replica gives for a request: plays `steps`; an awaitable among them is waited for."""
 
     def __init__(self, steps: list[Step]) -> None:
         self.steps = list(steps)
-        self.cancelled = False
+        self.started = False
+        self.closed = False
 
-    def cancel(self) -> None:
-        self.cancelled = True
+    def close(self) -> None:
+        self.closed = True
 
     def __aiter__(self) -> Stream:
         return self
 
-    async def __anext__(self) -> list[Any]:
+    async def __anext__(self) -> list[TokenDelta]:
         while self.steps:
             step = self.steps.pop(0)
             if isinstance(step, list):
-                return pack(step)
+                self.started = True
+                return step
             if isinstance(step, BaseException):
                 raise step
             await step
@@ -67,21 +73,55 @@ class Stream:
 
 
 @dataclass
-class Handle:
-    """A pool's handle. Each call takes the next script of `calls`; describe gives `describe()`."""
+class Replica:
+    """Stands in for the connection to a replica. Each call takes the next script of `calls`."""
 
+    address: Address
     calls: list[list[Step]] = field(default_factory=list)
-    describe: Callable[[], list[Any]] = lambda: [INFO]
+    usable: bool = True
+    load: Load = field(default_factory=Load)
+    num_streams: int = 0
+    queued_tokens: int = 0
     streams: list[Stream] = field(default_factory=list)
-    asked: int = 0
+    streamed: list[bool] = field(default_factory=list)
+    connected: int = 0
+    retired: int = 0
 
-    def options(self, **how: Any) -> Handle:
-        assert how.items() >= {"stream": True, "method_name": "generate"}.items()
-        return self
-
-    def remote(self, requests: tuple[GenerateRequest, ...]) -> Stream:
+    def open(self, requests: tuple[GenerateRequest, ...], streamed: bool) -> Stream:
         self.streams.append(Stream(self.calls.pop(0)))
+        self.streamed.append(streamed)
         return self.streams[-1]
+
+    def retire(self) -> None:
+        self.retired += 1
+
+
+class Replicas(dict[str, Replica]):
+    """By id; made when first asked for."""
+
+    def __missing__(self, name: str) -> Replica:
+        self[name] = Replica(info(name).address)
+        return self[name]
+
+    def connect(self, address: Address, on_change: Callable[[], None], rng: random.Random) -> Replica:
+        self[address.replica_id].connected += 1
+        return self[address.replica_id]
+
+
+@pytest.fixture(autouse=True)
+def replicas(monkeypatch: pytest.MonkeyPatch) -> Iterator[Replicas]:
+    made = Replicas()
+    monkeypatch.setattr(pool_module, "ChannelClient", made.connect)
+    monkeypatch.setattr(pool_module, "_POLL_S", 0.002)
+    yield made
+
+
+@dataclass
+class Handle:
+    """A pool's handle: what its replicas say to describe()."""
+
+    describe: Callable[[], list[Any]]
+    asked: int = 0
 
     def broadcast(self, method: str) -> Handle:
         assert method == "describe"
@@ -93,7 +133,13 @@ class Handle:
         answers = self.describe()
         if answers == []:
             raise NOBODY
+        if isinstance(answers, BaseException):
+            raise answers
         return answers
+
+
+def one(name: str = "a") -> Handle:
+    return Handle(lambda: [info(name)])
 
 
 class Call:
@@ -132,9 +178,15 @@ class Router:
 async def backend(router: Router | None = None, **pools: Handle) -> AsyncIterator[ServeBackend]:
     models = {name: ServedModel(name, 0, "tests", 0, demo_text()) for name in pools}
     tasks = asyncio.all_tasks()
-    made = ServeBackend(models, router or Router(*pools), pools, Handle())  # type: ignore[arg-type]
+    made = ServeBackend(
+        models,
+        router or Router(*pools),  # type: ignore[arg-type]
+        pools,  # type: ignore[arg-type]
+        Handle(list),  # type: ignore[arg-type]
+        dict.fromkeys(pools, "round_robin"),
+    )
     try:
-        await settled(lambda: all(handle.asked for handle in pools.values()))
+        await settled(lambda: all(handle.asked > 1 for handle in pools.values()))
         yield made
     finally:
         for task in asyncio.all_tasks() - tasks:
@@ -149,182 +201,193 @@ async def settled(condition: Callable[[], bool]) -> None:
 
 
 async def run(b: ServeBackend, request: GenerateRequest = REQUEST, model: str = "a") -> list[int]:
-    return [t async for deltas in b.generate(model, (request,)) for d in deltas for t in d.token_ids]
-
-
-@pytest.fixture(autouse=True)
-def quick_poll(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "_POLL_S", 0.002)
-
-
-async def test_a_request_that_goes_well() -> None:
-    handle = Handle([GOOD])
-    async with backend(a=handle) as b:
-        await settled(lambda: b.models()["a"].max_model_len == 512)
-        assert b.models()["a"].fingerprint == "fp_a"
-        assert await b.ready()
-        assert await run(b) == [1, 2]
-        assert len(handle.streams) == 1 and handle.streams[0].cancelled
+    return [t async for deltas in b.generate(model, (request,), True) for d in deltas for t in d.token_ids]
 
 
 def rpc_error(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), "details")
 
 
-LOSSES = [
-    ActorDiedError(),
-    DEAD,
-    rpc_error(grpc.StatusCode.CANCELLED),
-    rpc_error(grpc.StatusCode.INTERNAL),
-    NOBODY,
-    EngineDeadError("stopped"),
-    RayTaskError("generate", "trace", EngineDeadError("stopped")).as_instanceof_cause(),
-    asyncio.CancelledError(),
-]
-
-
-@pytest.mark.parametrize("loss", [*LOSSES, None], ids=repr)
-async def test_a_replica_lost_before_the_first_token_is_replaced_by_another(loss: BaseException | None) -> None:
-    first: list[Step] = [] if loss is None else [loss]  # None: a stream that ends without a word
-    handle = Handle([first, GOOD])
-    async with backend(a=handle) as b:
+async def test_a_request_that_goes_well(replicas: Replicas) -> None:
+    replicas["a"].calls = [GOOD, GOOD]
+    async with backend(a=one()) as b:
+        assert b.models()["a"].max_model_len == 512 and b.models()["a"].fingerprint == "fp_a"
+        assert await b.ready()
         assert await run(b) == [1, 2]
-    assert [s.cancelled for s in handle.streams] == [True, True]
+        async for _ in b.generate("a", (REQUEST,), False):
+            pass
+    assert replicas["a"].streamed == [True, False]
+    assert [s.closed for s in replicas["a"].streams] == [True, True]
+    assert replicas["a"].connected == 1
 
 
-@pytest.mark.parametrize("loss", [*LOSSES, None], ids=repr)
-async def test_a_replica_lost_later_ends_the_request_with_an_error(loss: BaseException | None) -> None:
-    handle = Handle([[token(1), *([] if loss is None else [loss])], GOOD])
+LOSSES = [StreamLostError("gone"), EngineDeadError("stopped")]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=repr)
+async def test_a_replica_lost_before_the_first_token_is_replaced_by_another(
+    replicas: Replicas, loss: BaseException
+) -> None:
+    replicas["a"].calls, replicas["b"].calls = [[loss]], [GOOD]
+    async with backend(a=Handle(lambda: [info("a"), info("b")])) as b:
+        b._pools["a"]._last_chosen["b"] = 1  # it is a's turn
+        assert await run(b) == [1, 2]
+    assert [s.closed for name in "ab" for s in replicas[name].streams] == [True, True]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=repr)
+async def test_a_replica_lost_later_ends_the_request_with_an_error(replicas: Replicas, loss: BaseException) -> None:
+    replicas["a"].calls, replicas["b"].calls = [[token(1), loss]], [[token(1), loss]]
     seen: list[TokenDelta] = []
-    async with backend(a=handle) as b:
+    async with backend(a=Handle(lambda: [info("a"), info("b")])) as b:
         with pytest.raises(ReplicaLostError):
-            async for deltas in b.generate("a", (REQUEST,)):
+            async for deltas in b.generate("a", (REQUEST,), True):
                 seen += deltas
     assert [d.token_ids for d in seen] == [(1,)]
-    assert len(handle.streams) == 1 and handle.streams[0].cancelled
+    assert [s.closed for name in "ab" for s in replicas[name].streams] == [True]
 
 
-async def test_a_stream_that_leaves_a_choice_open_is_a_lost_one() -> None:
-    two = GenerateRequest("r", (1,), SamplingParams(n=2))
-    async with backend(a=Handle([[token(1, last=True, index=1)]])) as b:
-        with pytest.raises(ReplicaLostError):
-            await run(b, two)
-
-
-async def test_losses_in_a_row_end_in_unavailable() -> None:
-    handle = Handle([[DEAD]] * 9)
-    async with backend(a=handle) as b:
+async def test_losses_in_a_row_end_in_unavailable(replicas: Replicas) -> None:
+    names = "abcde"
+    for name in names:
+        replicas[name].calls = [[StreamLostError("gone")]]
+    async with backend(a=Handle(lambda: [info(name) for name in names])) as b:
         with pytest.raises(ModelUnavailableError):
             await run(b)
-    assert len(handle.streams) == serve_backend._ATTEMPTS
+    assert sum(len(replicas[name].streams) for name in names) == serve_backend._ATTEMPTS
 
 
-async def test_no_replicas_is_an_answer_at_once_and_no_call_waits_for_one() -> None:
-    handle = Handle([GOOD], describe=list)
+async def test_no_replica_is_tried_twice(replicas: Replicas) -> None:
+    replicas["a"].calls = [[StreamLostError("gone")], GOOD]
+    async with backend(a=one()) as b:
+        with pytest.raises(ModelUnavailableError) as refused:
+            await run(b)
+    assert refused.value.retry_after_s > 0 and len(replicas["a"].streams) == 1
+
+
+async def test_no_replicas_is_an_answer_at_once(replicas: Replicas) -> None:
+    replicas["a"].calls = [GOOD]
+    handle = Handle(list)
     async with backend(a=handle) as b:
         assert not await b.ready()
         with pytest.raises(ModelUnavailableError):
             await run(b)
-        assert handle.streams == []
-        handle.describe = lambda: [DEAD, INFO]  # one of two is enough
+        handle.describe = lambda: [DEAD, info("a")]  # one of two is enough
         await settled(lambda: b.models()["a"].max_model_len == 512)
         assert await b.ready()
         assert await run(b) == [1, 2]
 
 
-@pytest.mark.parametrize("answers", [[], [DEAD], [DEAD, EngineDeadError("x")]], ids=repr)
-async def test_waiting_requests_are_released_when_the_pool_goes_down(answers: list[Any]) -> None:
-    """Serve would hold them until a new replica has loaded its model."""
-    handle = Handle([[asyncio.Event().wait()]])
-    async with backend(a=handle) as b:
-        task = asyncio.create_task(run(b))
-        await settled(lambda: len(handle.streams) == 1)
-        handle.describe = lambda: answers
-        with pytest.raises(ModelUnavailableError) as refused:
-            await task
-        assert refused.value.retry_after_s > 0
-        assert handle.streams[0].cancelled
+async def test_a_connection_that_is_lost_takes_its_replica_out_at_once(replicas: Replicas) -> None:
+    replicas["a"].calls, replicas["b"].calls = [GOOD] * 2, [GOOD] * 4
+    async with backend(a=Handle(lambda: [info("a"), info("b")])) as b:
+        for _ in range(2):
+            assert await run(b) == [1, 2]
+        replicas["a"].usable = False
+        for _ in range(3):
+            assert await run(b) == [1, 2]
+        replicas["b"].usable = False
         assert not await b.ready()
+        with pytest.raises(ModelUnavailableError):
+            await run(b)
+    assert [len(replicas[name].streams) for name in "ab"] == [1, 4]
 
 
-async def test_a_slow_first_token_is_waited_for() -> None:
-    go = asyncio.Event()
-    handle = Handle([[go.wait(), *GOOD]])
+@pytest.mark.parametrize("answers", [[], [DEAD], [info("b"), EngineDeadError("x")]], ids=["none", "dead", "unfit"])
+async def test_replicas_that_serve_no_longer_names_are_let_go(replicas: Replicas, answers: list[Any]) -> None:
+    handle = one()
     async with backend(a=handle) as b:
-        task = asyncio.create_task(run(b))
+        assert await b.ready()
+        handle.describe = lambda: answers
+        await settled(lambda: replicas["a"].retired == 1)
+        assert await b.ready() == bool(replicas["b"].connected)
+        handle.describe = lambda: [info("a")]
+        await settled(lambda: replicas["a"].connected == 2)
+
+
+@pytest.mark.parametrize("trouble", [TimeoutError(), rpc_error(grpc.StatusCode.UNAVAILABLE), DEAD], ids=repr)
+async def test_while_serve_says_nothing_the_connections_count(replicas: Replicas, trouble: Exception) -> None:
+    replicas["a"].calls = [GOOD]
+    handle = one()
+    async with backend(a=handle) as b:
+        handle.describe = lambda: trouble  # type: ignore[assignment, return-value]
         asked = handle.asked
         await settled(lambda: handle.asked > asked + 3)
-        assert not task.done()
-        go.set()
-        assert await task == [1, 2]
-
-
-async def test_the_next_pool_serves_when_the_first_is_down_lost_or_full() -> None:
-    a, b_ = Handle(describe=list), Handle([GOOD, GOOD, GOOD, GOOD])
-    async with backend(Router("a", "b"), a=a, b=b_) as b:
-        await settled(lambda: b.models()["b"].max_model_len > 0)
+        assert await b.ready() and not replicas["a"].retired
         assert await run(b) == [1, 2]
-        a.describe = lambda: [INFO]
+
+
+async def test_a_replica_at_another_address_is_connected_anew(replicas: Replicas) -> None:
+    handle = one()
+    async with backend(a=handle):
+        handle.describe = lambda: [ReplicaInfo(512, "fp_a", Address("a", "127.0.0.1", 2, b"other"))]
+        await settled(lambda: replicas["a"].connected == 2)
+        assert replicas["a"].retired == 1
+
+
+async def test_the_next_pool_serves_when_the_first_is_down_lost_or_full(replicas: Replicas) -> None:
+    replicas["b"].calls = [GOOD] * 4
+    a = Handle(list)
+    async with backend(Router("a", "b"), a=a, b=one("b")) as b:
+        assert await run(b) == [1, 2]
+        a.describe = lambda: [info("a")]
         await settled(lambda: b.models()["a"].max_model_len > 0)
-        for failure in (DEAD, BackPressureError(1, 1), QueueFullError("full")):
-            a.calls = [[failure], [failure], [failure]]
+        for failure in (StreamLostError("gone"), EngineDeadError("x"), QueueFullError("full")):
+            replicas["a"].calls = [[failure]]
             assert await run(b) == [1, 2]
-    assert len(b_.streams) == 4
+    assert len(replicas["b"].streams) == 4
 
 
-@pytest.mark.parametrize("full", [BackPressureError(1, 1), QueueFullError("full")], ids=repr)
-async def test_full_everywhere_is_said_so(full: Exception) -> None:
-    async with backend(Router("a", "b"), a=Handle([[full]]), b=Handle([[full]])) as b:
+async def test_a_full_replica_is_not_a_full_pool(replicas: Replicas) -> None:
+    replicas["a"].calls, replicas["b"].calls = [[QueueFullError("full")]], [GOOD]
+    async with backend(a=Handle(lambda: [info("a"), info("b")])) as b:
+        b._pools["a"]._last_chosen["b"] = 1
+        assert await run(b) == [1, 2]
+    assert len(replicas["a"].streams) == 1
+
+
+async def test_full_everywhere_is_said_so(replicas: Replicas) -> None:
+    replicas["a"].calls, replicas["b"].calls = [[QueueFullError("full")]], [[QueueFullError("full")]]
+    async with backend(Router("a", "b"), a=one("a"), b=one("b")) as b:
         with pytest.raises(QueueFullError):
             await run(b)
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-async def test_the_engines_own_refusal_arrives_as_it_was_raised(wrapped: bool) -> None:
-    refusal: Exception = ContextLengthError("too long by 3", "prompt")
-    if wrapped:
-        refusal = RayTaskError("generate", "Traceback ...", refusal).as_instanceof_cause()
-    handle = Handle([[refusal]])
-    async with backend(a=handle) as b:
-        with pytest.raises(ContextLengthError) as error:
+@pytest.mark.parametrize("error", [ContextLengthError("too long by 3", "prompt"), ReplicaFaultError("bug")], ids=repr)
+async def test_other_errors_are_the_answer(replicas: Replicas, error: Exception) -> None:
+    replicas["a"].calls, replicas["b"].calls = [[error]], [[error]]
+    async with backend(a=Handle(lambda: [info("a"), info("b")])) as b:
+        with pytest.raises(type(error)) as raised:
             await run(b)
-        assert await b.ready()
-    assert str(error.value) == "too long by 3" and error.value.param == "prompt"
-    assert len(handle.streams) == 1 and handle.streams[0].cancelled
-
-
-async def test_a_fault_nobody_foresaw_is_not_retried() -> None:
-    handle = Handle([[KeyError("bug")], GOOD])
-    async with backend(a=handle) as b:
-        with pytest.raises(KeyError):
-            await run(b)
-    assert len(handle.streams) == 1 and handle.streams[0].cancelled
+        assert raised.value is error and await b.ready()
+    assert [s.closed for name in "ab" for s in replicas[name].streams] == [True]
 
 
 @pytest.mark.parametrize("before", [[], [token(1)]], ids=["queued", "streaming"])
-async def test_cancelling_the_caller_cancels_the_call(before: list[Step]) -> None:
-    handle = Handle([[*before, asyncio.Event().wait()]])
-    async with backend(a=handle) as b:
+async def test_cancelling_the_caller_closes_the_stream(replicas: Replicas, before: list[Step]) -> None:
+    replicas["a"].calls = [[*before, asyncio.Event().wait()]]
+    async with backend(a=one()) as b:
         task = asyncio.create_task(run(b))
-        await settled(lambda: bool(handle.streams) and not handle.streams[0].steps)
+        await settled(lambda: bool(replicas["a"].streams) and not replicas["a"].streams[0].steps)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert handle.streams[0].cancelled
+    assert replicas["a"].streams[0].closed
 
 
-async def test_leaving_the_iterator_cancels_the_call() -> None:
-    handle = Handle([GOOD])
-    async with backend(a=handle) as b:
-        stream = b.generate("a", (REQUEST,))
+async def test_leaving_the_iterator_closes_the_stream(replicas: Replicas) -> None:
+    replicas["a"].calls = [GOOD]
+    async with backend(a=one()) as b:
+        stream = b.generate("a", (REQUEST,), True)
         await anext(stream)
         await stream.aclose()  # type: ignore[attr-defined]
-    assert handle.streams[0].cancelled
+    assert replicas["a"].streams[0].closed
 
 
 async def test_cancelling_the_caller_while_the_router_thinks() -> None:
     router = Router("a")
-    async with backend(router, a=Handle()) as b:
+    router.answer = RoutePlan(("a",), 0, valid_s=0.0)
+    async with backend(router, a=one()) as b:
         await settled(b._plans.__len__)
         router.answer = None
         before = len(router.made)
@@ -333,17 +396,17 @@ async def test_cancelling_the_caller_while_the_router_thinks() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert router.made[-1].cancelled
 
 
 @pytest.mark.parametrize("trouble", [DEAD, NOBODY, rpc_error(grpc.StatusCode.UNAVAILABLE), None], ids=repr)
 async def test_a_router_in_trouble_is_replaced_by_its_last_plan(
-    trouble: BaseException | None, monkeypatch: pytest.MonkeyPatch
+    replicas: Replicas, trouble: BaseException | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serve_backend, "_PLAN_TIMEOUT_S", 0.01)
     router = Router("a")
     plan, router.answer = router.answer, trouble
-    async with backend(router, a=Handle([GOOD])) as b:
+    replicas["a"].calls = [GOOD]
+    async with backend(router, a=one()) as b:
         assert not await b.ready()  # the pool is up, but nobody can say that it serves this model
         with pytest.raises(ModelUnavailableError):
             await run(b)
@@ -355,28 +418,33 @@ async def test_a_router_in_trouble_is_replaced_by_its_last_plan(
     assert all(call.cancelled for call in router.made)
 
 
-async def test_simultaneous_losses_ask_the_replicas_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "_POLL_S", 1e9)
-    go = asyncio.Event()
-    handle = Handle([[go.wait(), DEAD] for _ in range(50)])
-    async with backend(a=handle) as b:
-        await settled(lambda: b.models()["a"].max_model_len > 0)
-        tasks = [asyncio.create_task(run(b)) for _ in range(50)]
-        await settled(lambda: len(handle.streams) == 50)
-        handle.describe = lambda: [DEAD]
-        asked = handle.asked
-        go.set()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert {type(r) for r in results} == {ModelUnavailableError}
-    assert handle.asked <= asked + 2
-
-
 @pytest.mark.parametrize(("valid_s", "asked"), [(0.0, 4), (60.0, 1)])
-async def test_a_plan_is_asked_for_again_when_it_is_no_longer_valid(valid_s: float, asked: int) -> None:
+async def test_a_plan_is_asked_for_again_when_it_is_no_longer_valid(
+    replicas: Replicas, valid_s: float, asked: int
+) -> None:
+    replicas["a"].calls = [GOOD] * 3
     router = Router("a")
     router.answer = RoutePlan(("a",), 0, valid_s=valid_s)
-    async with backend(router, a=Handle([GOOD] * 3)) as b:
+    async with backend(router, a=one()) as b:
         await settled(lambda: len(router.made) == 1)  # the backend's own, to know that it is ready
         for _ in range(3):
             assert await run(b) == [1, 2]
     assert len(router.made) == asked
+
+
+async def test_an_expired_plan_serves_while_the_next_is_asked_for(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve_backend, "_STALE", 1e9)
+    replicas["a"].calls, replicas["b"].calls = [GOOD], [GOOD]
+    router = Router("a")
+    router.answer = RoutePlan(("a",), 0, valid_s=0.01)
+    async with backend(router, a=one("a"), b=one("b")) as b:
+        await settled(lambda: b._plans.keys() == {"a", "b"})
+        loop = asyncio.get_running_loop()
+        await settled(lambda: loop.time() > b._valid_until["a"])
+        router.answer, before = RoutePlan(("b",), 0, valid_s=60.0), len(router.made)
+        assert await run(b) == [1, 2] and len(replicas["a"].streams) == 1
+        await settled(lambda: b._plans["a"].candidates == ("b",))
+        assert await run(b) == [1, 2] and len(replicas["b"].streams) == 1
+        assert len(router.made) == before + 1

@@ -7,8 +7,8 @@ from engine.kernels import cpu
 from engine.kernels.cpu import build
 from engine.kernels.cpu.ops import NativeKernels
 
-# The second build takes the code that other processors run.
-BUILDS = {"native": (), "portable": ("-DSLUICE_PORTABLE",)}
+# The other builds take the code that other processors run; matrix tiles are then emulated.
+BUILDS = {"native": (), "portable": ("-DSLUICE_PORTABLE",), "tiles": ("-DSLUICE_EMULATE_TILES",)}
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,8 @@ def one_thread():
 def kernels(request) -> NativeKernels:
     if not cpu.available():
         pytest.skip("no C++ compiler")
-    return NativeKernels(build.load(build.FLAGS + BUILDS[request.param]))
+    tiles = True if request.param == "tiles" else None
+    return NativeKernels(build.load(build.FLAGS + BUILDS[request.param]), tiles)
 
 
 @pytest.fixture(scope="session")

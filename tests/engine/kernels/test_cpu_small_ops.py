@@ -95,3 +95,14 @@ def test_refuses_what_does_not_fit(native):
     with pytest.raises(ValueError, match="positions"):
         q = x.view(2, 1, 8)
         native.rope(q, q, torch.ones(9, 4), torch.ones(9, 4), torch.zeros(2, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 300])
+def test_side_by_side(kernels, rows):
+    parts = [torch.randn(rows, 40)[:, 3:20], torch.randn(rows, 64), torch.randn(rows, 1)]
+    assert torch.equal(kernels.side_by_side(parts), torch.cat(parts, dim=1))
+
+
+def test_side_by_side_refuses_other_rows(native):
+    with pytest.raises(ValueError, match="3 and 4 rows"):
+        native.side_by_side([torch.randn(3, 2), torch.randn(4, 2)])

@@ -12,6 +12,8 @@ import torch
 
 from engine.attention.torch_paged import TorchPaged
 from engine.errors import ConfigError
+from engine.kernels import cpu
+from engine.kernels.cpu.ops import NativeKernels
 from engine.kernels.reference import TorchKernels
 from engine.kv.storage import KVLayout, KVStorage
 from engine.models import MODELS
@@ -186,10 +188,13 @@ def test_gguf_equals_its_dequantized_weights(tmp_path, arch, quant):
     _close(Driver(path).chunked(tokens, 13), _reference(reference, tokens))
 
 
-def test_parts_in_different_formats_are_run_apart(tmp_path):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_parts_in_different_formats_are_run_apart(tmp_path, compiled):
+    if compiled and not cpu.available():
+        pytest.skip("no C++ compiler")
     path = make_gguf(tmp_path, quant="Q4_1")
     checkpoint = open_checkpoint(path)
-    weights = Weights(checkpoint, SoloGroup(), torch.float32, CPU)
+    weights = Weights(checkpoint, SoloGroup(), torch.float32, CPU, NativeKernels() if compiled else None)
     at = "model.layers.0.self_attn"
     fused = weights.column(f"{at}.q_proj", f"{at}.k_proj", f"{at}.v_proj")
     assert len(fused._parts) == 1

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from engine.errors import ModelFileError
+from engine.kernels import cpu
+from engine.kernels.cpu.ops import NativeKernels
 from engine.quant.base import Axis, ParamSpec, format_for, fuse
 from engine.quant.gguf import Gguf
 from engine.quant.none import Unquantized
@@ -34,6 +36,29 @@ def test_rows_in_the_compute_dtype() -> None:
 def test_finish_shares_memory_when_nothing_changes() -> None:
     weight = torch.randn(3, 4)
     assert Unquantized(torch.float32).finish({"weight": weight})["weight"] is weight
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted", "kept"),
+    [
+        (torch.bfloat16, torch.float32, torch.bfloat16),  # float32 would hold the same values
+        (torch.float16, torch.float32, torch.float16),
+        (torch.float32, torch.bfloat16, torch.bfloat16),
+        (torch.float16, torch.bfloat16, torch.bfloat16),
+        (torch.bfloat16, torch.float16, torch.float16),
+    ],
+)
+def test_what_the_kernels_keep_of_a_float_weight(stored: torch.dtype, wanted: torch.dtype, kept: torch.dtype) -> None:
+    if not cpu.available():
+        pytest.skip("no C++ compiler")
+    weight = torch.randn(3, 4).to(stored)
+    fmt = Unquantized(torch.float32, NativeKernels(), wanted)
+    ready = fmt.finish({"weight": weight})
+    assert ready["weight"].data.dtype is kept
+    assert torch.equal(fmt.rows(ready, torch.tensor([2, 0])), weight[[2, 0]].to(kept).float())
+    x = torch.randn(2, 4)
+    taken = x.bfloat16().float() if wanted is torch.bfloat16 else x
+    torch.testing.assert_close(fmt.apply(x, ready), taken @ weight.to(kept).float().T)
 
 
 def test_fuse_stacks_outputs_and_keeps_what_has_none() -> None:

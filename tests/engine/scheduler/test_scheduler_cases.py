@@ -80,19 +80,19 @@ def test_full_queue_refuses_but_free_seats_do_not_count_as_waiting() -> None:
 # -------------------------------------------------------------------------------------------- budget, chunks
 
 
-def test_decodes_go_before_prompt_chunks_and_the_rest_of_the_budget_is_one_chunk() -> None:
+def test_decodes_go_first_then_a_quarter_to_the_oldest_prompt_then_the_shortest() -> None:
     world = World(budget=8, caching=False)
     a = world.add(prompt(20, 1))
     b = world.add(prompt(5, 2))
     plans = [world.step() for _ in range(4)]
     shares = [[(p.seq_id, p.start, len(p.token_ids), p.sample) for p in plan.slices] for plan in plans if plan]
     assert shares == [
-        [(a.seq_id, 0, 8, False)],
-        [(a.seq_id, 8, 8, False)],
-        [(a.seq_id, 16, 4, True), (b.seq_id, 0, 4, False)],
-        [(a.seq_id, 20, 1, True), (b.seq_id, 4, 1, True)],
+        [(a.seq_id, 0, 3, False), (b.seq_id, 0, 5, True)],
+        [(b.seq_id, 5, 1, True), (a.seq_id, 3, 7, False)],
+        [(b.seq_id, 6, 1, True), (a.seq_id, 10, 7, False)],
+        [(b.seq_id, 7, 1, True), (a.seq_id, 17, 3, True)],
     ]
-    assert [[new.seq_id for new in plan.new] for plan in plans if plan] == [[0], [], [1], []]
+    assert [[new.seq_id for new in plan.new] for plan in plans if plan] == [[0, 1], [], [], []]
     world.drain()
 
 
@@ -252,13 +252,11 @@ def test_victim_already_in_the_step_leaves_it_and_returns_its_budget() -> None:
     assert high.num_preemptions == 0
 
 
-def test_nobody_is_admitted_in_a_step_that_preempts_whatever_the_queues_order() -> None:
-    class LastComeFirst(Fcfs):
-        push = Fcfs.push_front
-        push_front = Fcfs.push
-
+def test_nobody_is_admitted_in_a_step_that_preempts_whatever_the_queues_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    push, push_front = Fcfs.push, Fcfs.push_front
+    monkeypatch.setattr(Fcfs, "push", push_front)
+    monkeypatch.setattr(Fcfs, "push_front", push)
     world = World(num_blocks=12, block_size=4, budget=32)
-    world.scheduler._queue = LastComeFirst()
     old = [world.add(prompt(9, i), max_tokens=32) for i in range(2)]
     world.step()
     while not world.scheduler.num_preemptions:

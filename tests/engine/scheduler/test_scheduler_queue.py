@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from engine.config import EngineConfig
 from engine.scheduler.queue import QUEUES, WaitingQueue
 from engine.types import GenerateRequest, Sequence
 
@@ -12,7 +13,7 @@ def seq(seq_id: int) -> Sequence:
 
 @pytest.fixture(params=QUEUES.names())
 def queue(request: pytest.FixtureRequest) -> WaitingQueue:
-    return QUEUES.get(request.param)()
+    return QUEUES.get(request.param)(EngineConfig("none", fair_sharing=True))
 
 
 def test_equals_leave_in_order_of_arrival(queue: WaitingQueue) -> None:

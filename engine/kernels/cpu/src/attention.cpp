@@ -24,18 +24,29 @@ struct Cache {
     T* data;
     Strides strides;
     int64_t block_size;
+    BFloat16* scales;  // of a slot's heads, if T has any
 
     bool by_feature() const { return strides.feature != 1; }
     // Where a slot's heads begin, from `data`.
     int64_t slot(int64_t block, int64_t offset) const { return block * strides.block + offset * strides.slot; }
 };
 
+struct ScaleStrides {  // in elements
+    int64_t block, slot, head;
+
+    int64_t at(int64_t block_id, int64_t offset, int64_t head_id) const {
+        return block_id * block + offset * slot + head_id * head;
+    }
+};
+
 struct Attention {
     const float *q, *k, *v;  // rows q_row, k_row, v_row floats apart, heads dense
     int64_t q_row, k_row, v_row;
     void *k_cache, *v_cache;
-    int64_t kv_type;  // 0 float, 1 half, 2 bfloat16
+    int64_t kv_type;  // 0 float, 1 half, 2 bfloat16, 3 int8, 4 e4m3, 5 e5m2
     Strides k_strides, v_strides;
+    BFloat16 *k_scales, *v_scales;  // of the types of one byte
+    ScaleStrides scale_strides;
     int64_t block_size;
     const int64_t* slots;
     const int32_t *query_starts, *seq_lens, *block_table;
@@ -82,6 +93,25 @@ struct Tile {
         std::fill(keys + to, keys + kKeys, nullptr);
     }
 };
+
+inline float bounded(float f) {  // NaN is taken for 0
+    return f != f ? 0.0f : std::min(0x1p127f, std::max(-0x1p127f, f));
+}
+
+// The largest magnitude of a head becomes the largest code. As engine.attention.kv_codec has it.
+template <class T>
+BFloat16 encode(const float* head, int64_t dim, T* out, int64_t stride) {
+    float largest = 0.0f;
+    for (int64_t d = 0; d < dim; ++d) largest = std::max(largest, std::fabs(bounded(head[d])));
+    BFloat16 scale;
+    from_float(largest / T::kLargest, &scale);
+    const float divisor = to_float(scale);
+    for (int64_t d = 0; d < dim; ++d) {
+        const float code = divisor > 0.0f ? bounded(head[d]) / divisor : 0.0f;
+        from_float(std::min(T::kLargest, std::max(-T::kLargest, code)), out + d * stride);
+    }
+    return scale;
+}
 
 template <class T>
 class Kernel {
@@ -130,8 +160,14 @@ class Kernel {
                     T* v = vc_.data + vc_.slot(block, offset) + h * vc_.strides.head;
                     const float* new_k = a_.k + t * a_.k_row + h * dim_;
                     const float* new_v = a_.v + t * a_.v_row + h * dim_;
-                    for (int64_t d = 0; d < dim_; ++d) from_float(new_k[d], k + d * kc_.strides.feature);
-                    for (int64_t d = 0; d < dim_; ++d) from_float(new_v[d], v + d);
+                    if constexpr (kScaled<T>) {
+                        const int64_t at = a_.scale_strides.at(block, offset, h);
+                        kc_.scales[at] = encode(new_k, dim_, k, kc_.strides.feature);
+                        vc_.scales[at] = encode(new_v, dim_, v, 1);
+                    } else {
+                        for (int64_t d = 0; d < dim_; ++d) from_float(new_k[d], k + d * kc_.strides.feature);
+                        for (int64_t d = 0; d < dim_; ++d) from_float(new_v[d], v + d);
+                    }
                 }
             }
         });
@@ -219,6 +255,12 @@ class Kernel {
                 copy_keys(tile, key_copy, copy);
                 score_groups(tile, rows, q, copy, copy, kKeys, scores);
             }
+            float value_scales[kKeys];
+            if constexpr (kScaled<T>) {
+                float key_scales[kKeys];
+                find_scales(tile, table, item.kv_head, start, key_scales, value_scales);
+                scale_rows(rows, key_scales, scores);
+            }
             for (int r = 0; r < rows; ++r) {
                 const int64_t at = item.position + r / group_;
                 const int high = static_cast<int>(std::min<int64_t>(tile.to, at + 1 - start));
@@ -228,6 +270,7 @@ class Kernel {
                     for (int64_t d = r * dim_; d < (r + 1) * dim_; d += kLanes)
                         store(out.acc + d, mul(load(out.acc + d), splat(alpha)));
             }
+            if constexpr (kScaled<T>) scale_rows(rows, value_scales, scores);
             if (direct) {
                 weigh_all(tile, rows, scores, tile.values, ahead.values, out.acc);
             } else {
@@ -240,6 +283,28 @@ class Kernel {
                 weigh_all(tile, rows, scores, copy, copy, out.acc);
             }
         }
+    }
+
+    // The scales of a tile's keys and values; zero for those that are not known.
+    void find_scales(const Tile<T>& tile, const int32_t* table, int64_t head, int64_t start, float* keys,
+                     float* values) const {
+        std::fill(keys, keys + kKeys, 0.0f);
+        std::fill(values, values + kKeys, 0.0f);
+        int64_t block = (start + tile.from) / kc_.block_size, offset = (start + tile.from) % kc_.block_size;
+        for (int j = tile.from; j < tile.to; ++block, offset = 0) {
+            const int count = static_cast<int>(std::min<int64_t>(tile.to - j, kc_.block_size - offset));
+            const int64_t at = a_.scale_strides.at(table[block], offset, head);
+            for (int i = 0; i < count; ++i, ++j) {
+                keys[j] = to_float(kc_.scales[at + i * a_.scale_strides.slot]);
+                values[j] = to_float(vc_.scales[at + i * a_.scale_strides.slot]);
+            }
+        }
+    }
+
+    static void scale_rows(int rows, const float* scales, float* scores) {
+        for (int r = 0; r < rows; ++r)
+            for (int j = 0; j < kKeys; j += kLanes)
+                store(scores + r * kKeys + j, mul(load(scores + r * kKeys + j), load(scales + j)));
     }
 
     template <class S>
@@ -301,9 +366,13 @@ extern "C" void sluice_attention(const void* arguments) {
     const auto* a = static_cast<const Attention*>(arguments);
     const auto go = [&](auto* kc, auto* vc) {
         using T = std::remove_pointer_t<decltype(kc)>;
-        Kernel<T>(*a, {kc, a->k_strides, a->block_size}, {vc, a->v_strides, a->block_size}).run();
+        Kernel<T>(*a, {kc, a->k_strides, a->block_size, a->k_scales}, {vc, a->v_strides, a->block_size, a->v_scales})
+            .run();
     };
     if (a->kv_type == 0) go(static_cast<float*>(a->k_cache), static_cast<float*>(a->v_cache));
     if (a->kv_type == 1) go(static_cast<Half*>(a->k_cache), static_cast<Half*>(a->v_cache));
     if (a->kv_type == 2) go(static_cast<BFloat16*>(a->k_cache), static_cast<BFloat16*>(a->v_cache));
+    if (a->kv_type == 3) go(static_cast<Int8*>(a->k_cache), static_cast<Int8*>(a->v_cache));
+    if (a->kv_type == 4) go(static_cast<E4M3*>(a->k_cache), static_cast<E4M3*>(a->v_cache));
+    if (a->kv_type == 5) go(static_cast<E5M2*>(a->k_cache), static_cast<E5M2*>(a->v_cache));
 }

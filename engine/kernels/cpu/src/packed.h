@@ -20,4 +20,9 @@ struct PackedWeight {
     int64_t center;  // 0: the blocks hold minima
 };
 
+struct GroupScale {  // of one (row, group) of activations
+    float scale;
+    int32_t fold;  // of the sum of the integers: the float's bits, or times -center if the weight has one
+};
+
 }  // namespace sluice

@@ -5,20 +5,16 @@
 // tile, the thread or the neighbours.
 //
 #include "packed.h"
+#include "packed_tiles.h"
 #include "parallel.h"
 #include "simd.h"
 
 namespace sluice {
 namespace {
 
-constexpr int kRowBlock = 128;  // rows whose activations should stay in L2 while panels stream by
+constexpr int64_t kRowBlock = 128;  // rows whose activations should stay in L2 while panels stream by
 constexpr int kAhead = 4;  // blocks; panels follow one another, so this runs into the next
 constexpr int kSerialQuantize = 1 << 14;  // activations
-
-struct GroupScale {  // of one (row, group) of activations
-    float scale;
-    int32_t fold;  // of the sum of the integers: the float's bits, or times -center if the weight has one
-};
 
 struct PackedLinear {
     const float* x;
@@ -26,7 +22,7 @@ struct PackedLinear {
     PackedWeight w;
     const float* bias;  // null: none
     float* y;
-    int64_t y_row, threads;
+    int64_t y_row, tiled, threads;  // tiled: many rows by matrix tiles, with the same result
 };
 
 void quantize_row(const float* x, const PackedWeight& w, int16_t* q, GroupScale* scales) {
@@ -116,19 +112,35 @@ void tile(const PackedWeight& w, const uint8_t* block, const int16_t* q, const G
     }
 }
 
+// The activations of a call: as the register tiles read them, or the matrix tiles.
+struct Input {
+    const int16_t* q;
+    const BFloat16 *high, *low;
+    const GroupScale* scales;
+};
+
+// `count` rows from `row` on times one panel, by matrix tiles if there are any.
 template <int Bits, class Scale, bool Centered>
-void panel_rows(const PackedLinear& a, int64_t panel, int64_t rows, const int16_t* q, const GroupScale* scales,
-                float* y) {
+void panel_rows(const PackedLinear& a, int64_t panel, int64_t row, int64_t count, const Input& x, Tiles* tiles) {
     const PackedWeight& w = a.w;
     const uint8_t* block = w.data + panel * w.groups * w.block_bytes;
     const int columns = static_cast<int>(std::min<int64_t>(kPanel, w.out - panel * kPanel));
     const float* bias = a.bias ? a.bias + panel * kPanel : nullptr;
-    y += panel * kPanel;
+    float* y = a.y + row * a.y_row + panel * kPanel;
+    const int64_t at = row * w.groups * kGroup;
+    const GroupScale* scales = x.scales + row * w.groups;
+    if (tiles) {
+        thread_local Scratch scratch;
+        BFloat16* unpacked = scratch.get<BFloat16>(w.groups * kGroup * kPanel);
+        unpack_panel<Bits>(w, block, unpacked);
+        return multiply_tiles<Scale, Centered>(*tiles, w, block, kPanel * kGroup * Bits / 8, unpacked, count, x.high + at,
+                                               x.low + at, scales, bias, y, a.y_row, columns);
+    }
     int64_t r = 0;
     const auto run = [&](auto tile_function, int n) {
-        for (; r + n <= rows; r += n)
-            tile_function(w, block, q + r * w.groups * kGroup, scales + r * w.groups, bias, y + r * a.y_row, a.y_row,
-                          columns);
+        for (; r + n <= count; r += n)
+            tile_function(w, block, x.q + at + r * w.groups * kGroup, scales + r * w.groups, bias, y + r * a.y_row,
+                          a.y_row, columns);
     };
     if constexpr (kMaxRows >= 6) run(tile<6, Bits, Scale, Centered>, 6);
     if constexpr (kMaxRows >= 4) run(tile<4, Bits, Scale, Centered>, 4);
@@ -153,27 +165,41 @@ PanelRows select(int bits, bool half, bool centered) {
 extern "C" void sluice_packed_linear(const void* arguments) {
     using namespace sluice;
     const auto* a = static_cast<const PackedLinear*>(arguments);
-    thread_local Scratch codes_scratch, scales_scratch;
+    thread_local Scratch codes_scratch, scales_scratch, halves_scratch;
     const PackedWeight& w = a->w;
     const int64_t rows = a->rows, groups = w.groups, features = groups * kGroup;
     int16_t* q = codes_scratch.get<int16_t>(rows * features);
     GroupScale* scales = scales_scratch.get<GroupScale>(rows * groups);
+    BFloat16 *high = nullptr, *low = nullptr;
+    if (a->tiled && rows >= kTileRows) {  // for fewer, unpacking costs more than it saves
+        const int64_t size = (rows + kTileRows - 1) / kTileRows * kTileRows * features;
+        high = halves_scratch.get<BFloat16>(2 * size);
+        low = high + size;
+        std::fill(high + rows * features, low, BFloat16{});
+        std::fill(low + rows * features, low + size, BFloat16{});
+    }
+    const Input x = {q, high, low, scales};
     const PanelRows run = select(static_cast<int>(w.bits), w.half != 0, w.center != 0);
 
     const int64_t panels = (w.out + kPanel - 1) / kPanel;
-    const int64_t row_blocks = (rows + kRowBlock - 1) / kRowBlock;
-    const int64_t items = panels * row_blocks;
+    const int64_t items = panels * ((rows + kRowBlock - 1) / kRowBlock);
     const int threads = rows * features * w.out < 1 << 17 ? 1 : static_cast<int>(a->threads);
 
     split(rows * features <= kSerialQuantize ? 1 : threads, rows, 4, [&](int64_t begin, int64_t end) {
-        for (int64_t r = begin; r < end; ++r)
+        for (int64_t r = begin; r < end; ++r) {
             quantize_row(a->x + r * a->x_row, w, q + r * features, scales + r * groups);
+            if (high) split_row(q + r * features, features, high + r * features, low + r * features);
+        }
     });
-    split(threads, items, items / (threads * 4), [&](int64_t begin, int64_t end) {
+    const auto share = [&](int64_t begin, int64_t end, Tiles* tiles) {
         for (int64_t item = begin; item < end; ++item) {
             const int64_t row = item / panels * kRowBlock;
-            run(*a, item % panels, std::min<int64_t>(kRowBlock, rows - row), q + row * features, scales + row * groups,
-                a->y + row * a->y_row);
+            run(*a, item % panels, row, std::min(kRowBlock, rows - row), x, tiles);
         }
+    };
+    split(threads, items, items / (threads * 4), [&](int64_t begin, int64_t end) {
+        if (!high) return share(begin, end, nullptr);
+        Tiles tiles;
+        share(begin, end, &tiles);
     });
 }

@@ -23,6 +23,19 @@ inline V load(const BFloat16* p) {
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
+inline V load(const Int8* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+inline __m256i high_bytes(const void* p) {  // sixteen bytes, each the upper one of a pair
+    return _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p))), 8);
+}
+inline V load(const E5M2* p) { return _mm512_cvtph_ps(high_bytes(p)); }
+inline V load(const E4M3* p) {  // as to_float in floats.h
+    const __m256i high = high_bytes(p), sign = _mm256_set1_epi16(static_cast<int16_t>(0x8000));
+    const __m256i magnitude = _mm256_srli_epi16(_mm256_andnot_si256(sign, high), 1);
+    const __m256i half = _mm256_or_si256(_mm256_and_si256(high, sign), magnitude);
+    return _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f));
+}
 inline V load_first(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
 inline void store(float* p, V a) { _mm512_storeu_ps(p, a); }
 inline void store_first(float* p, V a, int n) { _mm512_mask_storeu_ps(p, first(n), a); }
@@ -60,7 +73,7 @@ inline I field(I a, int i) {  // bits [i Bits, i Bits + Bits) of every unsigned 
     if (i == 16 / Bits - 1) return _mm512_srli_epi16(a, 16 - Bits);
     return _mm512_and_si512(i ? _mm512_srli_epi16(a, i * Bits) : a, _mm512_set1_epi16((1 << Bits) - 1));
 }
-inline I splat_pair(const int16_t* p) {
+inline I splat_pair(const void* p) {  // of two 16-bit numbers
     int32_t pair;
     std::memcpy(&pair, p, 4);
     return _mm512_set1_epi32(pair);
@@ -72,5 +85,22 @@ inline I dot_add(I acc, I a, I b) {  // acc + a.even * b.even + a.odd * b.odd of
     return _mm512_add_epi32(acc, _mm512_madd_epi16(a, b));
 #endif
 }
+inline I low_halves(I a) { return _mm512_and_si512(a, _mm512_set1_epi32(0xffff)); }  // of every 32-bit lane
+inline I high_halves(I a) { return _mm512_srli_epi32(a, 16); }
+inline void store_int(void* p, I a) { _mm512_storeu_si512(p, a); }
+inline I join_bfloat16(V low, V high) {  // of floats that need no rounding
+    const I upper = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000u));
+    return _mm512_or_si512(high_halves(_mm512_castps_si512(low)), _mm512_and_si512(_mm512_castps_si512(high), upper));
+}
+inline V low_bfloat16(I a) { return _mm512_castsi512_ps(_mm512_slli_epi32(a, 16)); }  // of every 32-bit lane
+inline V high_bfloat16(I a) {
+    return _mm512_castsi512_ps(_mm512_and_si512(a, _mm512_set1_epi32(static_cast<int32_t>(0xffff0000u))));
+}
+#if defined(__AVX512BF16__)
+#define SLUICE_BFLOAT16_DOT 1
+inline V dot_bfloat16(V acc, I a, I b) {  // acc + a.low * b.low + a.high * b.high
+    return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+}
+#endif
 
 }  // namespace sluice

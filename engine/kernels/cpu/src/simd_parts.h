@@ -127,7 +127,7 @@ inline I field(I a, int n) {  // bits [n Bits, n Bits + Bits) of every unsigned 
     constexpr int32_t mask = (1 << Bits) - 1;
     SLUICE_PARTS(I, (a.part[i] >> (n * Bits)) & (mask | mask << 16));
 }
-inline IntPart splat_pair(const int16_t* p) {
+inline IntPart splat_pair(const void* p) {  // of two 16-bit numbers
     int32_t pair;
     std::memcpy(&pair, p, 4);
     return IntPart{} + pair;
@@ -142,6 +142,15 @@ inline IntPart dot_part(IntPart a, IntPart b) {
 inline I dot_add(I acc, I a, IntPart b) {  // acc + a.even * b.even + a.odd * b.odd of 16-bit lanes, a not negative
     SLUICE_PARTS(I, acc.part[i] + dot_part(a.part[i], b));
 }
+inline I low_halves(I a) { SLUICE_PARTS(I, a.part[i] & 0xffff); }  // of every 32-bit lane
+inline I high_halves(I a) { SLUICE_PARTS(I, (a.part[i] >> 16) & 0xffff); }
+inline void store_int(void* p, const I& a) { std::memcpy(p, &a, sizeof a); }
+inline I join_bfloat16(V low, V high) {  // of floats that need no rounding
+    constexpr int32_t upper = static_cast<int32_t>(0xffff0000u);
+    SLUICE_PARTS(I, (((IntPart)low.part[i] >> 16) & 0xffff) | ((IntPart)high.part[i] & upper));
+}
+inline V low_bfloat16(I a) { SLUICE_PARTS(V, (FloatPart)(a.part[i] << 16)); }  // of every 32-bit lane
+inline V high_bfloat16(I a) { SLUICE_PARTS(V, (FloatPart)(a.part[i] & static_cast<int32_t>(0xffff0000u))); }
 #undef SLUICE_PARTS
 
 }  // namespace sluice

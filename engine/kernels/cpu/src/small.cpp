@@ -70,8 +70,23 @@ struct SiluMul {  // x [rows, 2 n] -> out [rows, n] dense: silu(first half) * se
     int64_t rows, threads;
 };
 
+struct CopyColumns {  // x [rows, n] -> out, whose rows are out_row apart
+    const float* x;
+    int64_t x_row, n;
+    float* out;
+    int64_t out_row, rows, threads;
+};
+
 }  // namespace
 }  // namespace sluice
+
+extern "C" void sluice_copy_columns(const void* arguments) {
+    using namespace sluice;
+    const auto* a = static_cast<const CopyColumns*>(arguments);
+    rows_in_parallel(a->threads, a->rows, a->n, [&](int64_t r) {
+        std::copy_n(a->x + r * a->x_row, a->n, a->out + r * a->out_row);
+    });
+}
 
 extern "C" void sluice_rms_norm(const void* arguments) {
     using namespace sluice;

@@ -1,0 +1,1 @@
+"""Outcomes of simulations as numbers, a table, plots and a page."""

@@ -1,0 +1,401 @@
+// The engine model of reference.py, operation for operation and in the same order, so that both give the same bits.
+// A plain C interface for ctypes. Build without contraction of floating-point operations.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <memory>
+#include <vector>
+
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kWindow = 10.0;
+constexpr int kBuckets = 10;
+constexpr size_t kItls = 128;
+constexpr double kRateDecay = 0.98;
+constexpr int kSampleFields = 13;
+
+struct Model {
+    double base, prefill_token, prefill_pair, decode_seq, decode_context, overhead;
+    int64_t budget, seats, kv_tokens, max_waiting;
+
+    double step(double tokens, double pairs, double decodes, double context) const {
+        return base + prefill_token * tokens + prefill_pair * pairs + decode_seq * decodes + decode_context * context;
+    }
+};
+
+struct Seq {
+    int64_t index, prompt, left, computed = 0, grant = 0, start_step = 0, finish_step = 0;
+};
+
+struct Later {  // a heap with the earliest (finish_step, index) on top
+    bool operator()(const Seq& a, const Seq& b) const {
+        return a.finish_step != b.finish_step ? a.finish_step > b.finish_step : a.index > b.index;
+    }
+};
+
+struct Bucket {
+    int64_t second = -1;
+    double arrivals = 0, work = 0;
+};
+
+enum State { kStarting, kServing, kDraining, kGone };
+
+struct Replica {
+    double start, ready;
+    State state = kStarting;
+    double gone = kInf;
+    std::deque<Seq> waiting, prefilling;
+    std::vector<Seq> decoding;
+    int64_t pending = 0, context = 0, reserved = 0, step = 0, step_tokens = 0;
+    double step_end = kInf, step_time = 0;
+    bool step_starved = false;
+    double rate_tokens = 0, rate_time = 0;
+    Bucket buckets[kBuckets];
+    std::deque<std::pair<double, double>> ttfts;
+    std::vector<double> itls;
+    size_t itl_at = 0;
+
+    Replica(double start_, double ready_) : start(start_), ready(ready_) {}
+    int64_t decodes() const { return static_cast<int64_t>(decoding.size()); }
+    int64_t seated() const { return static_cast<int64_t>(prefilling.size() + decoding.size()); }
+    int64_t ongoing() const { return static_cast<int64_t>(waiting.size()) + seated(); }
+
+    void count(double at, double arrivals, double work) {
+        const auto second = static_cast<int64_t>(at);
+        Bucket& b = buckets[second % kBuckets];
+        if (b.second != second) b = Bucket{second, 0, 0};
+        b.arrivals += arrivals;
+        b.work += work;
+    }
+};
+
+double percentile(std::vector<double>& values, double q) {
+    if (values.empty()) return kNan;
+    const size_t rank = std::min(values.size() - 1, static_cast<size_t>(q * static_cast<double>(values.size())));
+    std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(rank), values.end());
+    return values[rank];
+}
+
+class Cluster {
+   public:
+    Cluster(const Model& model, const double* at, const int64_t* prompt, const int64_t* output, int64_t num,
+            int router, uint64_t seed, double* ttft, double* finish)
+        : model_(model), at_(at), prompt_(prompt), output_(output), num_(num), router_(router), random_(seed),
+          shortest_(model.step(0, 0, 1, 1)), ttft_(ttft), finish_(finish) {}
+
+    void start(double now, double ready) {
+        all_.push_back(std::make_unique<Replica>(now, ready));
+        live_.push_back(all_.back().get());
+    }
+
+    bool stop(double now) {
+        for (State state : {kStarting, kServing}) {
+            for (auto r = live_.rbegin(); r != live_.rend(); ++r) {
+                if ((*r)->state != state) continue;
+                (*r)->state = kDraining;
+                if (!(*r)->ongoing()) leave(**r, now);
+                sweep();
+                return true;
+            }
+        }
+        return false;
+    }
+
+    void advance(double until) {
+        for (;;) {
+            Replica* starting = nullptr;
+            for (Replica* r : live_)
+                if (r->state == kStarting && (!starting || r->ready < starting->ready)) starting = r;
+            const double ready = starting ? starting->ready : kInf;
+            // Arrivals before the next replica is ready need no look at the starting ones.
+            while (next_ < num_ && at_[next_] < ready && at_[next_] <= until) arrive();
+            if (!starting || ready > until) break;
+            serve(*starting);
+        }
+        run_to(until);
+    }
+
+    int samples(double now, double* rows, int capacity) {
+        int n = 0;
+        for (Replica* r : live_)
+            if (r->state == kServing && n < capacity) sample(*r, now, rows + kSampleFields * n++);
+        return n;
+    }
+
+    void counts(int64_t* out) const {
+        int64_t states[4] = {0, 0, 0, 0};
+        for (const Replica* r : live_) ++states[r->state];
+        const int64_t values[] = {states[kServing], states[kStarting], states[kDraining],
+                                  static_cast<int64_t>(gateway_.size()), open_, rejected_, next_};
+        std::copy(std::begin(values), std::end(values), out);
+    }
+
+    int lifetimes(double* out, int capacity) const {
+        int n = 0;
+        for (const auto& r : all_)
+            if (n < capacity) {
+                out[2 * n] = r->start;
+                out[2 * n++ + 1] = r->gone;
+            }
+        return static_cast<int>(all_.size());
+    }
+
+   private:
+    void sample(Replica& r, double now, double* row) {
+        const auto oldest = static_cast<int64_t>(now) - kBuckets;
+        double arrivals = 0, work = 0;
+        for (const Bucket& b : r.buckets)
+            if (b.second > oldest) {
+                arrivals += b.arrivals;
+                work += b.work;
+            }
+        const double span = kWindow - 1.0 + now - std::floor(now);
+        while (!r.ttfts.empty() && r.ttfts.front().first < now - kWindow) r.ttfts.pop_front();
+        scratch_.clear();
+        for (const auto& entry : r.ttfts) scratch_.push_back(entry.second);
+        const double p50 = percentile(scratch_, 0.50), p95 = percentile(scratch_, 0.95);
+        scratch_ = r.itls;
+        const double itl = r.decoding.empty() ? kNan : percentile(scratch_, 0.95);
+        const double rate = r.rate_tokens > 0 ? r.rate_tokens / r.rate_time : kNan;
+        const double values[kSampleFields] = {
+            now,
+            static_cast<double>(r.waiting.size()),
+            static_cast<double>(r.seated()),
+            static_cast<double>(r.pending),
+            r.pending ? static_cast<double>(r.pending) / rate : 0.0,
+            work / span,
+            static_cast<double>(r.seated()) / static_cast<double>(model_.seats),
+            static_cast<double>(r.context + r.reserved) / static_cast<double>(model_.kv_tokens),
+            arrivals / span,
+            p50,
+            p95,
+            itl,
+            r.ready - r.start,
+        };
+        std::copy(std::begin(values), std::end(values), row);
+    }
+
+    void serve(Replica& r) {
+        run_to(r.ready);
+        r.state = kServing;
+        for (const Seq& seq : gateway_) give(*choose(), seq, r.ready);
+        gateway_.clear();
+    }
+
+    void arrive() {
+        const double at = at_[next_];
+        run_to(at);
+        const int64_t i = next_++;
+        ++open_;
+        const Seq seq{i, prompt_[i], output_[i]};
+        if (Replica* chosen = choose())
+            give(*chosen, seq, at);
+        else if (static_cast<int64_t>(gateway_.size()) < model_.max_waiting)
+            gateway_.push_back(seq);
+        else
+            refuse();
+    }
+
+    void refuse() {
+        --open_;
+        ++rejected_;
+    }
+
+    Replica* choose() {
+        serving_.clear();
+        for (Replica* r : live_)
+            if (r->state == kServing) serving_.push_back(r);
+        const size_t n = serving_.size();
+        if (!n) return nullptr;
+        if (router_ == 2) return serving_[turn_++ % n];
+        if (router_ == 1 && n > 1) {
+            const size_t a = draw(n);
+            size_t b = draw(n - 1);
+            b += b >= a;
+            return serving_[b]->ongoing() < serving_[a]->ongoing() ? serving_[b] : serving_[a];
+        }
+        return *std::min_element(serving_.begin(), serving_.end(),
+                                 [](const Replica* a, const Replica* b) { return a->ongoing() < b->ongoing(); });
+    }
+
+    uint64_t draw(uint64_t n) {  // splitmix64
+        uint64_t z = random_ += 0x9E3779B97F4A7C15u;
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+        return (z ^ (z >> 31)) % n;
+    }
+
+    void give(Replica& r, const Seq& seq, double now) {
+        r.count(now, 1, 0);
+        if (static_cast<int64_t>(r.waiting.size()) >= model_.max_waiting) return refuse();
+        r.waiting.push_back(seq);
+        r.pending += seq.prompt;
+        if (r.step_end == kInf) begin(r, now);
+    }
+
+    void run_to(double until) {
+        bool gone = false;
+        for (Replica* r : live_) {
+            while (r->step_end <= until) {
+                const double now = r->step_end;
+                end(*r);
+                begin(*r, now);
+                if (r->state == kDraining && !r->ongoing()) {
+                    leave(*r, now);
+                    gone = true;
+                }
+            }
+        }
+        if (gone) sweep();
+    }
+
+    void leave(Replica& r, double now) {
+        r.state = kGone;
+        r.gone = now;
+    }
+
+    void sweep() {
+        live_.erase(std::remove_if(live_.begin(), live_.end(), [](const Replica* r) { return r->state == kGone; }),
+                    live_.end());
+    }
+
+    void begin(Replica& r, double now) {
+        while (r.context + r.reserved + r.decodes() > model_.kv_tokens && r.decodes() > 1) preempt(r);
+        r.step_starved = r.pending > 0;
+        const int64_t budget = model_.budget - r.decodes();
+        int64_t tokens = 0;
+        double pairs = 0;
+        for (Seq& seq : r.prefilling) {
+            seq.grant = std::max<int64_t>(0, std::min(seq.prompt - seq.computed, budget - tokens));
+            tokens += seq.grant;
+            const auto grant = static_cast<double>(seq.grant);
+            pairs += grant * (static_cast<double>(seq.computed) + 0.5 * grant);
+        }
+        while (!r.waiting.empty() && tokens < budget && r.seated() < model_.seats &&
+               r.context + r.reserved + r.decodes() + r.waiting.front().prompt <= model_.kv_tokens) {
+            Seq seq = r.waiting.front();
+            r.waiting.pop_front();
+            seq.grant = std::min(seq.prompt, budget - tokens);
+            tokens += seq.grant;
+            const auto grant = static_cast<double>(seq.grant);
+            pairs += grant * (0.5 * grant);
+            r.reserved += seq.prompt;
+            r.prefilling.push_back(seq);
+        }
+        if (!tokens && r.decoding.empty()) {
+            r.step_end = kInf;
+            return;
+        }
+        r.step_time = model_.step(static_cast<double>(tokens), pairs, static_cast<double>(r.decodes()),
+                                  static_cast<double>(r.context));
+        r.step_tokens = tokens;
+        r.step_end = now + r.step_time;
+    }
+
+    void end(Replica& r) {
+        const double now = r.step_end;
+        ++r.step;
+        r.count(now, 0, std::max(0.0, r.step_time - shortest_));
+        if (!r.decoding.empty()) {
+            if (r.itls.size() < kItls)
+                r.itls.push_back(r.step_time);
+            else
+                r.itls[r.itl_at++ % kItls] = r.step_time;
+        }
+        if (r.step_starved) {
+            r.rate_tokens = r.rate_tokens * kRateDecay + static_cast<double>(r.step_tokens);
+            r.rate_time = r.rate_time * kRateDecay + r.step_time;
+        }
+        r.pending -= r.step_tokens;
+        r.context += r.decodes();
+        while (!r.decoding.empty() && r.decoding.front().finish_step == r.step) {
+            std::pop_heap(r.decoding.begin(), r.decoding.end(), Later());
+            const Seq& seq = r.decoding.back();
+            r.context -= seq.prompt + (r.step - seq.start_step);
+            finish(seq.index, now);
+            r.decoding.pop_back();
+        }
+        for (Seq& seq : r.prefilling) seq.computed += seq.grant;
+        while (!r.prefilling.empty() && r.prefilling.front().computed == r.prefilling.front().prompt) {
+            const Seq seq = r.prefilling.front();
+            r.prefilling.pop_front();
+            first_token(r, seq, now);
+        }
+    }
+
+    void first_token(Replica& r, Seq seq, double now) {
+        r.reserved -= seq.prompt;
+        if (std::isnan(ttft_[seq.index])) {
+            const double ttft = now - at_[seq.index] + model_.overhead;
+            ttft_[seq.index] = ttft;
+            r.ttfts.emplace_back(now, ttft);
+        }
+        if (!--seq.left) return finish(seq.index, now);
+        seq.start_step = r.step;
+        seq.finish_step = r.step + seq.left;
+        r.context += seq.prompt;
+        r.decoding.push_back(seq);
+        std::push_heap(r.decoding.begin(), r.decoding.end(), Later());
+    }
+
+    void finish(int64_t index, double now) {
+        finish_[index] = now;
+        --open_;
+    }
+
+    void preempt(Replica& r) {
+        const auto victim = std::max_element(r.decoding.begin(), r.decoding.end(),
+                                             [](const Seq& a, const Seq& b) { return a.index < b.index; });
+        const Seq old = *victim;
+        r.decoding.erase(victim);
+        std::make_heap(r.decoding.begin(), r.decoding.end(), Later());
+        const int64_t done = r.step - old.start_step;
+        r.context -= old.prompt + done;
+        r.waiting.push_front(Seq{old.index, old.prompt + done, old.left - done});
+        r.pending += old.prompt + done;
+    }
+
+    const Model model_;
+    const double* at_;
+    const int64_t* prompt_;
+    const int64_t* output_;
+    const int64_t num_;
+    const int router_;
+    uint64_t random_;
+    const double shortest_;
+    double* ttft_;
+    double* finish_;
+    uint64_t turn_ = 0;
+    int64_t next_ = 0, open_ = 0, rejected_ = 0;
+    std::vector<std::unique_ptr<Replica>> all_;
+    std::vector<Replica*> live_;
+    std::vector<Replica*> serving_;
+    std::deque<Seq> gateway_;
+    std::vector<double> scratch_;
+};
+
+Cluster* of(void* self) { return static_cast<Cluster*>(self); }
+
+}  // namespace
+
+extern "C" {
+
+void* sim_new(const double* times, const int64_t* limits, const double* at, const int64_t* prompt,
+              const int64_t* output, int64_t num, int router, uint64_t seed, double* ttft, double* finish) {
+    const Model model{times[0], times[1], times[2], times[3], times[4], times[5],
+                      limits[0], limits[1], limits[2], limits[3]};
+    return new Cluster(model, at, prompt, output, num, router, seed, ttft, finish);
+}
+void sim_free(void* self) { delete of(self); }
+void sim_advance(void* self, double until) { of(self)->advance(until); }
+void sim_start(void* self, double now, double ready) { of(self)->start(now, ready); }
+int sim_stop(void* self, double now) { return of(self)->stop(now); }
+int sim_samples(void* self, double now, double* rows, int capacity) { return of(self)->samples(now, rows, capacity); }
+void sim_counts(void* self, int64_t* out) { of(self)->counts(out); }
+int sim_lifetimes(void* self, double* out, int capacity) { return of(self)->lifetimes(out, capacity); }
+}

@@ -1,0 +1,316 @@
+"""The engine model in Python, one step at a time: exact and slow. `engine.cpp` does the same, in the same order."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from autoscaling.base import WINDOW_S, ReplicaSample
+from autoscaling.service_model import ServiceModel
+from autoscaling.simulator.cluster import ROUTERS, Counts
+from autoscaling.traces.trace import Trace
+
+STARTING, SERVING, DRAINING, GONE = range(4)
+NUM_BUCKETS = int(WINDOW_S)  # of one second each
+NUM_ITL = 128  # steps with decodes that the ITL percentile is of
+RATE_DECAY = 0.98  # per step, of the prefill rate
+MASK64 = (1 << 64) - 1
+
+
+@dataclass(slots=True)
+class Seq:
+    """`prompt`: tokens to compute before the next token can be sampled; `left`: tokens still to be generated."""
+
+    index: int
+    prompt: int
+    left: int
+    computed: int = 0
+    grant: int = 0
+    start_step: int = 0  # decoding since
+    finish_step: int = 0
+
+
+@dataclass(slots=True)
+class Replica:
+    start_s: float
+    ready_s: float
+    state: int = STARTING
+    gone_s: float = math.inf
+    waiting: deque[Seq] = field(default_factory=deque)
+    prefilling: deque[Seq] = field(default_factory=deque)
+    decoding: list[tuple[int, int, Seq]] = field(default_factory=list)  # heap by (finish_step, index)
+    pending: int = 0  # prompt tokens not computed, of waiting and prefilling
+    context: int = 0  # tokens that the decoding attend over
+    reserved: int = 0  # tokens of K/V of the prefilling, whole prompts
+    step: int = 0
+    step_end_s: float = math.inf  # of the step in progress
+    step_s: float = 0.0
+    step_tokens: int = 0  # prompt tokens in it
+    step_starved: bool = False  # it began with prompt tokens pending
+    rate_tokens: float = 0.0
+    rate_s: float = 0.0
+    buckets: list[tuple[int, float, float]] = field(default_factory=lambda: [(-1, 0.0, 0.0)] * NUM_BUCKETS)
+    ttfts: deque[tuple[float, float]] = field(default_factory=deque)
+    itls: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_ITL))
+
+    @property
+    def ongoing(self) -> int:
+        return len(self.waiting) + len(self.prefilling) + len(self.decoding)
+
+    def count(self, at_s: float, arrivals: float, work_s: float) -> None:
+        second = int(at_s)
+        held, a, w = self.buckets[second % NUM_BUCKETS]
+        if held != second:
+            a = w = 0.0
+        self.buckets[second % NUM_BUCKETS] = (second, a + arrivals, w + work_s)
+
+
+class ReferenceCluster:
+    """See Cluster."""
+
+    def __init__(self, model: ServiceModel, trace: Trace, router: str, seed: int) -> None:
+        self._model = model
+        self._at = trace.at_s.tolist()
+        self._prompt = trace.prompt_tokens.tolist()
+        self._output = trace.output_tokens.tolist()
+        self._router = ROUTERS.index(router)
+        self._random = seed & MASK64
+        self._turn = 0
+        self._next = 0
+        self._replicas: list[Replica] = []
+        self._gateway: deque[Seq] = deque()
+        self._open = 0
+        self._rejected = 0
+        self._shortest_s = model.step_s(0, 0, 1, 1)
+        self.ttft_s = np.full(len(trace), np.nan)
+        self.finish_s = np.full(len(trace), np.nan)
+
+    def start(self, now_s: float, ready_s: float) -> None:
+        self._replicas.append(Replica(now_s, ready_s))
+
+    def stop(self, now_s: float) -> bool:
+        for state in (STARTING, SERVING):
+            for r in reversed(self._replicas):
+                if r.state == state:
+                    r.state = DRAINING
+                    if not r.ongoing:
+                        self._leave(r, now_s)
+                    return True
+        return False
+
+    def advance(self, until_s: float) -> None:
+        while True:
+            ready = [r for r in self._replicas if r.state == STARTING]
+            starting = min(ready, key=lambda r: r.ready_s, default=None)
+            ready_s = starting.ready_s if starting else math.inf
+            arrival_s = self._at[self._next] if self._next < len(self._at) else math.inf
+            if min(ready_s, arrival_s) > until_s:
+                break
+            if starting is not None and ready_s <= arrival_s:
+                self._serve(starting)
+            else:
+                self._arrive(arrival_s)
+        self._run_to(until_s)
+
+    def counts(self) -> Counts:
+        states = [r.state for r in self._replicas]
+        return Counts(
+            states.count(SERVING), states.count(STARTING), states.count(DRAINING),
+            len(self._gateway), self._open, self._rejected, self._next,
+        )  # fmt: skip
+
+    def lifetimes(self) -> list[tuple[float, float]]:
+        return [(r.start_s, r.gone_s) for r in self._replicas]
+
+    def samples(self, now_s: float) -> list[ReplicaSample]:
+        return [self._sample(r, now_s) for r in self._replicas if r.state == SERVING]
+
+    def _sample(self, r: Replica, now_s: float) -> ReplicaSample:
+        oldest = int(now_s) - NUM_BUCKETS
+        arrivals = work_s = 0.0
+        for second, a, w in r.buckets:
+            if second > oldest:
+                arrivals += a
+                work_s += w
+        span = WINDOW_S - 1.0 + now_s - math.floor(now_s)
+        while r.ttfts and r.ttfts[0][0] < now_s - WINDOW_S:
+            r.ttfts.popleft()
+        ttfts = sorted(value for _, value in r.ttfts)
+        itls = sorted(r.itls)
+        rate = r.rate_tokens / r.rate_s if r.rate_tokens > 0 else math.nan
+        kv = r.context + r.reserved
+        return ReplicaSample(
+            now_s,
+            len(r.waiting),
+            len(r.prefilling) + len(r.decoding),
+            r.pending,
+            r.pending / rate if r.pending else 0.0,
+            work_s / span,
+            (len(r.prefilling) + len(r.decoding)) / self._model.max_num_seqs,
+            kv / self._model.kv_tokens,
+            arrivals / span,
+            _percentile(ttfts, 0.50),
+            _percentile(ttfts, 0.95),
+            _percentile(itls, 0.95) if r.decoding else math.nan,
+            r.ready_s - r.start_s,
+        )
+
+    def _serve(self, r: Replica) -> None:
+        self._run_to(r.ready_s)
+        r.state = SERVING
+        for seq in self._gateway:
+            self._give(self._choose(), seq, r.ready_s)
+        self._gateway.clear()
+
+    def _arrive(self, at_s: float) -> None:
+        self._run_to(at_s)
+        i = self._next
+        self._next += 1
+        self._open += 1
+        seq = Seq(i, self._prompt[i], self._output[i])
+        chosen = self._choose()
+        if chosen is not None:
+            self._give(chosen, seq, at_s)
+        elif len(self._gateway) < self._model.max_num_waiting:
+            self._gateway.append(seq)
+        else:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        self._open -= 1
+        self._rejected += 1
+
+    def _choose(self) -> Replica | None:
+        serving = [r for r in self._replicas if r.state == SERVING]
+        if not serving:
+            return None
+        if self._router == 2:
+            self._turn += 1
+            return serving[(self._turn - 1) % len(serving)]
+        if self._router == 1 and len(serving) > 1:
+            a = self._draw(len(serving))
+            b = self._draw(len(serving) - 1)
+            b += b >= a
+            return serving[b] if serving[b].ongoing < serving[a].ongoing else serving[a]
+        return min(serving, key=lambda r: r.ongoing)
+
+    def _draw(self, n: int) -> int:
+        """splitmix64."""
+        self._random = (self._random + 0x9E3779B97F4A7C15) & MASK64
+        z = self._random
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK64
+        return (z ^ (z >> 31)) % n
+
+    def _give(self, r: Replica | None, seq: Seq, now_s: float) -> None:
+        assert r is not None
+        r.count(now_s, 1.0, 0.0)
+        if len(r.waiting) >= self._model.max_num_waiting:
+            self._refuse()
+            return
+        r.waiting.append(seq)
+        r.pending += seq.prompt
+        if r.step_end_s == math.inf:
+            self._begin(r, now_s)
+
+    def _run_to(self, until_s: float) -> None:
+        for r in self._replicas:
+            while r.step_end_s <= until_s:
+                now_s = r.step_end_s
+                self._end(r)
+                self._begin(r, now_s)
+                if r.state == DRAINING and not r.ongoing:
+                    self._leave(r, now_s)
+
+    def _leave(self, r: Replica, now_s: float) -> None:
+        r.state = GONE
+        r.gone_s = now_s
+
+    def _begin(self, r: Replica, now_s: float) -> None:
+        """Decodes first, then the prompts under way, then new ones: as the engine's scheduler does."""
+        m = self._model
+        while r.context + r.reserved + len(r.decoding) > m.kv_tokens and len(r.decoding) > 1:
+            self._preempt(r)
+        r.step_starved = r.pending > 0
+        budget = m.max_num_batched_tokens - len(r.decoding)
+        tokens, pairs = 0, 0.0
+        for seq in r.prefilling:
+            seq.grant = max(0, min(seq.prompt - seq.computed, budget - tokens))
+            tokens += seq.grant
+            pairs += seq.grant * (seq.computed + 0.5 * seq.grant)
+        while (
+            r.waiting
+            and tokens < budget
+            and len(r.prefilling) + len(r.decoding) < m.max_num_seqs
+            and r.context + r.reserved + len(r.decoding) + r.waiting[0].prompt <= m.kv_tokens
+        ):
+            seq = r.waiting.popleft()
+            seq.grant = min(seq.prompt, budget - tokens)
+            tokens += seq.grant
+            pairs += seq.grant * (0.5 * seq.grant)
+            r.reserved += seq.prompt
+            r.prefilling.append(seq)
+        if not tokens and not r.decoding:
+            r.step_end_s = math.inf
+            return
+        r.step_s = m.step_s(tokens, pairs, len(r.decoding), r.context)
+        r.step_tokens = tokens
+        r.step_end_s = now_s + r.step_s
+
+    def _end(self, r: Replica) -> None:
+        now_s = r.step_end_s
+        r.step += 1
+        r.count(now_s, 0.0, max(0.0, r.step_s - self._shortest_s))
+        if r.decoding:
+            r.itls.append(r.step_s)
+        if r.step_starved:
+            r.rate_tokens = r.rate_tokens * RATE_DECAY + r.step_tokens
+            r.rate_s = r.rate_s * RATE_DECAY + r.step_s
+        r.pending -= r.step_tokens
+        r.context += len(r.decoding)
+        while r.decoding and r.decoding[0][0] == r.step:
+            _, index, seq = heapq.heappop(r.decoding)
+            r.context -= seq.prompt + (r.step - seq.start_step)
+            self._finish(index, now_s)
+        for seq in r.prefilling:
+            seq.computed += seq.grant
+        while r.prefilling and r.prefilling[0].computed == r.prefilling[0].prompt:
+            self._first_token(r, r.prefilling.popleft(), now_s)
+
+    def _first_token(self, r: Replica, seq: Seq, now_s: float) -> None:
+        r.reserved -= seq.prompt
+        if math.isnan(self.ttft_s[seq.index]):
+            ttft_s = now_s - self._at[seq.index] + self._model.overhead_s
+            self.ttft_s[seq.index] = ttft_s
+            r.ttfts.append((now_s, ttft_s))
+        seq.left -= 1
+        if not seq.left:
+            self._finish(seq.index, now_s)
+            return
+        seq.start_step, seq.finish_step = r.step, r.step + seq.left
+        r.context += seq.prompt
+        heapq.heappush(r.decoding, (seq.finish_step, seq.index, seq))
+
+    def _finish(self, index: int, now_s: float) -> None:
+        self.finish_s[index] = now_s
+        self._open -= 1
+
+    def _preempt(self, r: Replica) -> None:
+        """The youngest decoding one goes back to the head of the queue and computes all its tokens anew."""
+        victim = max(r.decoding, key=lambda entry: entry[1])
+        r.decoding.remove(victim)
+        heapq.heapify(r.decoding)
+        old = victim[2]
+        done = r.step - old.start_step
+        r.context -= old.prompt + done
+        r.waiting.appendleft(Seq(old.index, old.prompt + done, old.left - done))
+        r.pending += old.prompt + done
+
+
+def _percentile(ordered: list[float], q: float) -> float:
+    """Nearest rank; NaN of nothing."""
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else math.nan

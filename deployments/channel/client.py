@@ -1,0 +1,253 @@
+"""The gateway's end: one replica, and streams of what it generates."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from itertools import count
+
+from deployments.channel import handshake
+from deployments.channel.errors import StreamLostError, from_words
+from deployments.channel.frames import FrameError, Message
+from deployments.channel.link import Link
+from deployments.channel.messages import SCHEMA, WINDOW, Kind, to_load, unpack_deltas
+from deployments.replica_info import Address, Load
+from engine.streams import merged
+from engine.types import GenerateRequest, TokenDelta
+
+log = logging.getLogger("ray.serve")
+
+_CONNECT_S = 5.0
+_BACKOFF_S, _MAX_BACKOFF_S = 0.05, 1.0
+
+
+class ChannelClient:
+    """Keeps one connection to one replica, on the event loop it was made on, until closed.
+
+    `usable`: it would take a request now. `on_change` is called whenever that may have changed. `num_streams` and
+    `queued_tokens` are this client's own: streams open, and prompt tokens of those without any delta yet.
+    """
+
+    def __init__(self, address: Address, on_change: Callable[[], None], rng: random.Random) -> None:
+        self.address = address
+        self.load = Load()
+        self.num_streams = 0
+        self.queued_tokens = 0
+        self.draining = False
+        self._on_change = on_change
+        self._rng = rng
+        self._link: ClientLink | None = None
+        self._retired = False
+        self._keeping = asyncio.create_task(self._keep_connected())
+
+    @property
+    def usable(self) -> bool:
+        return self._link is not None and self._link.ready and not self.draining and not self._retired
+
+    def open(self, requests: tuple[GenerateRequest, ...], streamed: bool) -> ReplicaStream:
+        """`streamed`: deltas are wanted as they come; else all of them in the end. Raises StreamLostError when there is
+        no connection."""
+        if self._link is None or not self._link.ready:
+            raise StreamLostError("no connection to the replica")
+        return ReplicaStream(self, self._link, requests, streamed)
+
+    def retire(self) -> None:
+        """Serve has taken the replica out: no new streams, and the connection ends with the last of them."""
+        self._retired = True
+        self._close_if_idle()
+
+    def close(self) -> None:
+        """At once; streams that are open are lost."""
+        self._retired = True
+        self._keeping.cancel()
+        if self._link is not None:
+            self._link.drop("closing")
+
+    # --------------------------------------------------------------------------------------------- for its streams
+
+    def entered(self, tokens: int) -> None:
+        self.num_streams += 1
+        self.queued_tokens += tokens
+
+    def begun(self, tokens: int) -> None:
+        self.queued_tokens -= tokens
+
+    def left(self) -> None:
+        self.num_streams -= 1
+        self._close_if_idle()
+
+    def _close_if_idle(self) -> None:
+        if self._retired and not self.num_streams:
+            self.close()
+
+    # ------------------------------------------------------------------------------------------------ for its link
+
+    def changed(self) -> None:
+        self._on_change()
+
+    def disconnected(self, link: ClientLink) -> None:
+        if self._link is link:
+            self._link = None
+        if link.ready and not self._retired:
+            log.warning("lost the connection to replica %s", self.address.replica_id)
+        self._on_change()
+
+    async def _keep_connected(self) -> None:
+        loop, delay_s = asyncio.get_running_loop(), _BACKOFF_S
+        while not self._retired:
+            try:
+                async with asyncio.timeout(_CONNECT_S):
+                    _, link = await loop.create_connection(
+                        lambda: ClientLink(self), self.address.host, self.address.port
+                    )
+            except OSError:  # TimeoutError is one
+                pass
+            else:
+                self._link = link
+                await link.gone.wait()
+                if link.ready:
+                    delay_s = _BACKOFF_S
+            await asyncio.sleep(delay_s * self._rng.uniform(0.5, 1.5))
+            delay_s = min(2 * delay_s, _MAX_BACKOFF_S)
+
+
+class ClientLink(Link):
+    """One connection to the replica."""
+
+    def __init__(self, client: ChannelClient) -> None:
+        super().__init__()
+        self.gone = asyncio.Event()
+        self._client = client
+        self._wanted = b""  # the server's proof
+        self._streams: dict[int, ReplicaStream] = {}
+        self._numbers = count()
+
+    def received(self, message: Message) -> None:
+        match message:
+            case (Kind.DELTAS, tuple(items)) if self.ready:
+                for number, packed in items:
+                    if (stream := self._streams.get(number)) is not None:
+                        stream.feed(packed)
+            case (Kind.LOAD, tuple(values)) if self.ready:
+                self._client.load = to_load(values)
+            case (Kind.ERROR, int(number), str(kind), str(text), param) if self.ready:
+                if (stream := self._streams.pop(number, None)) is not None:
+                    stream.fail(from_words(kind, text, param))
+            case (Kind.DRAINING,) if self.ready:
+                self._client.draining = True
+                self._client.changed()
+            case _:
+                self._greet(message)
+
+    def lost(self) -> None:
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(StreamLostError("the connection to the replica is lost"))
+        self.gone.set()
+        self._client.disconnected(self)
+
+    def join(self, stream: ReplicaStream) -> int:
+        number = next(self._numbers)
+        self._streams[number] = stream
+        return number
+
+    def part(self, number: int, ended: bool) -> None:
+        if self._streams.pop(number, None) is not None and not ended:
+            self.send((Kind.ABORT, number))
+
+    def _greet(self, message: Message) -> None:
+        secret = self._client.address.secret
+        match message:
+            case (Kind.HELLO, schema, bytes(server)) if not self._wanted and handshake.is_nonce(server):
+                if schema != SCHEMA:
+                    raise FrameError("the replica is of another version")
+                nonce = handshake.nonce()
+                self._wanted = handshake.server_proof(secret, server, nonce)
+                self.send((Kind.PROVE, nonce, handshake.client_proof(secret, server, nonce)))
+            case (Kind.WELCOME, proof) if self._wanted and not self.ready and handshake.proves(proof, self._wanted):
+                self.now_ready()
+                self._client.changed()
+            case _:
+                raise FrameError("a message of no known kind")
+
+
+class ReplicaStream:
+    """The deltas of some requests: an async iterator, to be used once and then closed.
+
+    Ends normally only after every choice has had its last delta. Raises StreamLostError, the engine's own errors, or
+    ReplicaFaultError. A slow reader gets what has come meanwhile as one list, one delta per choice.
+    """
+
+    def __init__(
+        self, client: ChannelClient, link: ClientLink, requests: tuple[GenerateRequest, ...], streamed: bool
+    ) -> None:
+        self._client = client
+        self._link = link
+        self._request_ids = [request.request_id for request in requests]
+        self._open_choices = sum(request.sampling.n for request in requests)
+        self._tokens = sum(len(request.prompt) for request in requests)
+        self._packed: list[tuple[tuple[object, ...], ...]] = []
+        self._untold = 0  # messages used that the server does not know of
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._closed = False
+        self.started = False  # something has come
+        self._number = link.join(self)
+        client.entered(self._tokens)
+        try:
+            link.send((Kind.OPEN, self._number, streamed, requests))
+        except FrameError as error:
+            self.fail(error)
+
+    def __aiter__(self) -> ReplicaStream:
+        return self
+
+    async def __anext__(self) -> list[TokenDelta]:
+        while not self._packed:
+            if self._open_choices <= 0:
+                raise StopAsyncIteration
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        packed, self._packed = self._packed, []
+        deltas = unpack_deltas([values for message in packed for values in message], self._request_ids)
+        if len(packed) > 1:
+            deltas = merged(deltas)
+        self._open_choices -= sum(delta.finish_reason is not None for delta in deltas)
+        self._used(len(packed))
+        return deltas
+
+    def close(self) -> None:
+        """Aborts what still runs. Not a coroutine: nothing can cut it short."""
+        if self._closed:
+            return
+        self._closed = True
+        self._link.part(self._number, ended=self._open_choices <= 0)
+        if not self.started:
+            self._client.begun(self._tokens)
+        self._client.left()
+
+    def feed(self, packed: tuple[tuple[object, ...], ...]) -> None:
+        self._packed.append(packed)
+        if not self.started:
+            self.started = True
+            self._client.begun(self._tokens)
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """After what has come."""
+        self._error = error
+        self._wake()
+
+    def _used(self, messages: int) -> None:
+        self._untold += messages
+        if self._untold >= WINDOW // 2:
+            self._link.send((Kind.TAKEN, self._number, self._untold))
+            self._untold = 0
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,238 @@
+"""The replica's end: an engine's streams for the gateways that know the secret."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+
+from deployments.channel import handshake
+from deployments.channel.errors import DrainingError, to_words
+from deployments.channel.frames import FrameError, Message
+from deployments.channel.link import Link
+from deployments.channel.messages import SCHEMA, WINDOW, Kind, to_request
+from deployments.channel.outgoing import OpenStream, Outgoing
+from deployments.replica_info import Load
+from engine.async_engine import AsyncEngine
+from engine.errors import EngineError, QueueFullError
+from engine.streams import Stream
+
+_LOAD_EVERY_S = 0.05
+
+
+class ChannelServer:
+    """Listens for gateways. On the event loop it was started on; made once per replica.
+
+    A connection that ends aborts its streams, so that blocks are free within a step. `max_streams` bounds those of all
+    gateways together: beyond it QueueFullError.
+    """
+
+    def __init__(self, engine: AsyncEngine, secret: bytes, max_streams: int) -> None:
+        self.engine = engine
+        self.secret = secret
+        self._max_streams = max_streams
+        self._links: set[ServerLink] = set()
+        self._server: asyncio.Server | None = None
+        self._publishing: asyncio.Task[None] | None = None
+        self._vacant = asyncio.Event()  # no stream is open
+        self._vacant.set()
+        self._alone = asyncio.Event()  # no gateway is connected
+        self._alone.set()
+        self._num_streams = 0
+        self.load = Load()
+        self.draining = False
+
+    async def start(self, host: str) -> int:
+        """The port."""
+        self._server = await asyncio.get_running_loop().create_server(partial(ServerLink, self), host, 0)
+        self._publishing = asyncio.create_task(self._publish())
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def drain(self, within_s: float) -> None:
+        """Takes no new streams, which gateways are told; returns when the open ones have ended, or after `within_s`."""
+        self.draining = True
+        self._tell((Kind.DRAINING,))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._vacant.wait(), within_s)
+
+    async def close(self, within_s: float) -> None:
+        """Ends every connection, after what is unsent has been sent or `within_s` is over."""
+        if self._publishing is not None:
+            self._publishing.cancel()
+        if self._server is not None:
+            self._server.close()
+        for link in list(self._links):
+            link.finish()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._alone.wait(), within_s)
+        for link in list(self._links):
+            link.drop("closing")
+
+    # ---------------------------------------------------------------------------------------------- for the links
+
+    def admit(self) -> None:
+        """Counts one more stream. Raises DrainingError or QueueFullError."""
+        if self.draining:
+            raise DrainingError
+        if self._num_streams >= self._max_streams:
+            raise QueueFullError(f"{self._num_streams} requests are being served: max_ongoing_requests")
+        self._num_streams += 1
+        self._vacant.clear()
+
+    def leave(self) -> None:
+        """Counts one less."""
+        self._num_streams -= 1
+        if not self._num_streams:
+            self._vacant.set()
+
+    def joined(self, link: ServerLink) -> None:
+        self._links.add(link)
+        self._alone.clear()
+
+    def parted(self, link: ServerLink) -> None:
+        self._links.discard(link)
+        if not self._links:
+            self._alone.set()
+
+    def _tell(self, message: Message) -> None:
+        for link in self._links:
+            if link.ready:
+                link.send(message)
+
+    async def _publish(self) -> None:
+        """Until cancelled: tells the gateways how busy the engine is whenever that has changed."""
+        while True:
+            stats = self.engine.stats()
+            load = Load(stats.waiting, stats.running, stats.pending_tokens, round(stats.kv_usage, 3))
+            if load != self.load:
+                self.load = load
+                self._tell((Kind.LOAD, load))
+            await asyncio.sleep(_LOAD_EVERY_S)
+
+
+class ServerLink(Link):
+    """One gateway's connection. What its streams get in one step goes out as one message."""
+
+    def __init__(self, server: ChannelServer) -> None:
+        super().__init__()
+        self._server = server
+        self._nonce = handshake.nonce()
+        self._open: dict[int, OpenStream] = {}
+        self._numbers: dict[Stream, int] = {}
+        self._due: dict[int, None] = {}  # streams with something to take, oldest first
+        self._flushing = False
+
+    def opened(self) -> None:
+        self._server.joined(self)
+        self.send((Kind.HELLO, SCHEMA, self._nonce))
+
+    def received(self, message: Message) -> None:
+        if not self.ready:
+            self._prove(message)
+            return
+        match message:
+            case (Kind.OPEN, int(number), bool(streamed), tuple(requests)):
+                self._begin(number, streamed, requests)
+            case (Kind.ABORT, int(number)):
+                self._end(number)
+            case (Kind.TAKEN, int(number), int(count)):
+                if (open_ := self._open.get(number)) is not None:
+                    open_.unused -= count
+                    if number in self._due:
+                        self._flush_soon()
+            case _:
+                raise FrameError("a message of no known kind")
+
+    def relieved(self) -> None:
+        self._flush_soon()
+
+    def lost(self) -> None:
+        self._server.parted(self)
+        for number in list(self._open):
+            self._end(number)
+
+    def finish(self) -> None:
+        """Sends what its streams still have, then closes."""
+        self._flush()
+        self.close()
+
+    # ------------------------------------------------------------------------------------------------------ steps
+
+    def _prove(self, message: Message) -> None:
+        match message:
+            case (Kind.PROVE, bytes(nonce), proof) if handshake.is_nonce(nonce):
+                secret = self._server.secret
+                if handshake.proves(proof, handshake.client_proof(secret, self._nonce, nonce)):
+                    self.send((Kind.WELCOME, handshake.server_proof(secret, self._nonce, nonce)))
+                    self.now_ready()
+                    self.send((Kind.LOAD, self._server.load))
+                    if self._server.draining:
+                        self.send((Kind.DRAINING,))
+                    return
+        raise FrameError("the secret has not been proved")
+
+    def _begin(self, number: int, streamed: bool, requests: tuple[tuple[object, ...], ...]) -> None:
+        if number in self._open:
+            raise FrameError("a stream id that is in use")
+        decoded = tuple(map(to_request, requests))
+        try:
+            self._server.admit()
+        except (DrainingError, QueueFullError) as refusal:
+            self._refuse(number, refusal)
+            return
+        try:
+            stream = self._server.engine.open(decoded, self._ready, whole=not streamed)
+        except EngineError as error:
+            self._server.leave()
+            self._refuse(number, error)
+            return
+        self._open[number] = OpenStream(number, stream)
+        self._numbers[stream] = number
+
+    def _end(self, number: int) -> None:
+        """Also for a stream that has ended already, or never was."""
+        open_ = self._open.pop(number, None)
+        if open_ is not None:
+            self._due.pop(number, None)
+            del self._numbers[open_.stream]
+            self._server.engine.close_stream(open_.stream)
+            self._server.leave()
+
+    def _refuse(self, number: int, error: BaseException) -> None:
+        self.send((Kind.ERROR, number, *to_words(error)))
+
+    def _ready(self, stream: Stream) -> None:
+        number = self._numbers.get(stream)
+        if number is not None:
+            self._due[number] = None
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        """Once all streams of this step have got theirs."""
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self.congested:
+            return  # until relieved(); what comes meanwhile is taken together
+        frame = Outgoing(self.send)
+        for number in list(self._due):
+            open_ = self._open[number]
+            if open_.unused >= WINDOW:
+                continue  # until TAKEN
+            del self._due[number]
+            stream = open_.stream
+            error = stream.error
+            try:
+                frame.add(open_, stream.take())
+            except FrameError as too_large:
+                error = too_large
+            if error is not None:
+                frame.send()
+                self._refuse(number, error)
+            if error is not None or stream.ended:
+                self._end(number)
+        frame.send()

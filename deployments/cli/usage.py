@@ -1,0 +1,53 @@
+"""`sluice usage`: what has been used, from the ledger."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from deployments.cli.accounts import Command, CommandError, add_database, run_with
+from deployments.cli.keys import print_table
+
+_SUMS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "total_tokens")
+
+
+def add(commands: Any) -> None:
+    p = commands.add_parser("usage", help="sum up tokens and requests by day, model, key, organisation")
+    p.add_argument(
+        "--by", default="day,model", metavar="A,B", help="of day, org, project, key, model (default: %(default)s)"
+    )
+    p.add_argument("--since", metavar="WHEN", help="that long ago, like 7d, or a date, like 2030-12-31 (default: all)")
+    p.add_argument("--org", help="only this organisation's")
+    p.add_argument("--json", action="store_true", help="print JSON")
+    add_database(p)
+    p.set_defaults(run=lambda args: run_with(args, _usage))
+
+
+def _usage(command: Command) -> None:
+    from deployments.ledger.store import GROUPS, LedgerStore
+
+    by = tuple(dict.fromkeys(name.strip() for name in command.args.by.split(",") if name.strip()))
+    if unknown := [name for name in by if name not in GROUPS]:
+        raise CommandError(f"--by: unknown {unknown[0]!r}; known: {', '.join(GROUPS)}")
+    rows = LedgerStore(command.database).usage(by, since=_since(command.args.since), org=command.args.org)
+    if command.args.json:
+        print(json.dumps(rows, indent=2))
+        return
+    names = [*by, *_SUMS]
+    print_table([[name.upper() for name in names], *([row[name] for name in names] for row in rows)], right=len(by))
+
+
+def _since(text: str | None) -> float | None:
+    from deployments.keys.when import duration_s, moment
+
+    if text is None:
+        return None
+    try:
+        return time.time() - duration_s(text)
+    except ValueError:
+        pass
+    try:
+        return moment(text)
+    except ValueError:
+        raise CommandError(f"--since: {text!r} is neither a duration like 7d nor a date like 2030-12-31") from None

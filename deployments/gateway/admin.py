@@ -1,0 +1,247 @@
+"""The admin API, /admin/v1: organisations, projects with their budgets, keys, the audit log, and usage.
+
+It takes a key with the scope `admin`, which is over the whole installation, not over an organisation. Answers have the
+shapes of OpenAI's lists and errors. Whatever is changed stands in the audit log, with the caller's key and request id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from deployments.gateway.accounts import Accounts
+from deployments.gateway.admin_protocol import (
+    AuditList,
+    AuditQuery,
+    KeyAnswer,
+    KeyBody,
+    KeyChanges,
+    KeyList,
+    KeysQuery,
+    OrgAnswer,
+    OrgBody,
+    OrgList,
+    OrgsQuery,
+    ProjectAnswer,
+    ProjectBody,
+    ProjectList,
+    ProjectsQuery,
+    RotateBody,
+    UsageList,
+    UsageQuery,
+)
+from deployments.gateway.body import content_coding, decode, read_body
+from deployments.gateway.edge import trace_of
+from deployments.gateway.errors import INVALID, ApiError, accounts_unavailable, clip, invalid
+from deployments.gateway.generation import Gate
+from deployments.gateway.openapi import Operation
+from deployments.gateway.protocol import parse
+from deployments.gateway.wire_errors import from_pydantic, unsupported_choice
+from deployments.keys.records import USUAL_SCOPES, AccountError, Actor, DatabaseDownError, NewKey, NotFoundError
+from deployments.keys.when import moment
+from deployments.ledger.store import GROUPS
+from deployments.tiers import resolve
+
+_KEYS, _KEY = "/admin/v1/keys", "/admin/v1/keys/{key_id}"
+_ORGS, _PROJECTS = "/admin/v1/orgs", "/admin/v1/projects"
+_ONE = (404,)
+ADMIN_OPERATIONS = (
+    Operation("GET", _KEYS, "Keys, oldest first.", {200: KeyList}, "admin", query=KeysQuery, errors=_ONE),
+    Operation("POST", _KEYS, "A new key, and its secret.", {200: KeyAnswer}, "admin", body=KeyBody),
+    Operation("GET", _KEY, "One key.", {200: KeyAnswer}, "admin", errors=_ONE),
+    Operation("POST", _KEY, "Changes a key.", {200: KeyAnswer}, "admin", body=KeyChanges, errors=_ONE),
+    Operation("DELETE", _KEY, "Revokes a key for good.", {200: KeyAnswer}, "admin", errors=_ONE),
+    Operation("POST", f"{_KEY}/rotate", "A new secret.", {200: KeyAnswer}, "admin", body=RotateBody, errors=_ONE),
+    Operation("GET", _ORGS, "Organisations by name.", {200: OrgList}, "admin", query=OrgsQuery),
+    Operation("POST", _ORGS, "Makes sure that there is one.", {200: OrgAnswer}, "admin", body=OrgBody),
+    Operation("GET", _PROJECTS, "Projects, and their month so far.", {200: ProjectList}, "admin", query=ProjectsQuery),
+    Operation("POST", _PROJECTS, "Creates one or sets its budget.", {200: ProjectAnswer}, "admin", body=ProjectBody),
+    Operation("GET", "/admin/v1/audit", "Changes, newest first.", {200: AuditList}, "admin", query=AuditQuery),
+    Operation("GET", "/admin/v1/usage", "Sums of usage.", {200: UsageList}, "admin", query=UsageQuery),
+)
+
+B = TypeVar("B", bound=BaseModel)
+R = TypeVar("R")
+
+
+def admin_routes(gate: Gate, accounts: Accounts) -> list[BaseRoute]:
+    """One route per path, so that a wrong method is told all the right ones."""
+    admin = _Admin(gate, accounts)
+    handlers: dict[str, dict[str, Callable[[Request], Awaitable[Response]]]] = {
+        _KEYS: {"GET": admin.keys, "POST": admin.create_key},
+        _KEY: {"GET": admin.key, "POST": admin.update_key, "DELETE": admin.revoke_key},
+        f"{_KEY}/rotate": {"POST": admin.rotate_key},
+        _ORGS: {"GET": admin.orgs, "POST": admin.create_org},
+        _PROJECTS: {"GET": admin.projects, "POST": admin.set_project},
+        "/admin/v1/audit": {"GET": admin.audit},
+        "/admin/v1/usage": {"GET": admin.usage},
+    }
+    return [Route(path, _by_method(methods), methods=list(methods)) for path, methods in handlers.items()]
+
+
+def _by_method(methods: dict[str, Callable[[Request], Awaitable[Response]]]) -> Callable[[Request], Any]:
+    async def endpoint(request: Request) -> Response:
+        handler = methods.get(request.method)
+        if handler is None:  # HEAD, which Starlette lets through where there is a GET
+            raise HTTPException(405, headers={"Allow": ", ".join(methods)})
+        return await handler(request)
+
+    return endpoint
+
+
+class _Admin:
+    """Each method is one operation. The stores run in threads."""
+
+    def __init__(self, gate: Gate, accounts: Accounts) -> None:
+        self._gate = gate
+        self._accounts = accounts
+
+    async def keys(self, request: Request) -> Response:
+        await self._enter(request)
+        query = _query(KeysQuery, request)
+        found = await _call(self._accounts.keys.list, query.org, query.after, query.limit + 1)
+        return _page([key.public(time.time()) for key in found], query.limit)
+
+    async def create_key(self, request: Request) -> Response:
+        by, body = await self._change(request, KeyBody)
+        self._check_tier(body.tier)
+        scopes = USUAL_SCOPES if body.scopes is None else frozenset[str](body.scopes)
+        models = None if body.models is None else frozenset(body.models)
+        new = NewKey(body.org, body.project, body.tier, body.name, scopes, models, body.expires_at)
+        key, secret = await _call(self._accounts.keys.create, new, by)
+        return _json(key.public(time.time()) | {"secret": secret})
+
+    async def key(self, request: Request) -> Response:
+        await self._enter(request)
+        key = await _call(self._accounts.keys.get, request.path_params["key_id"])
+        return _json(key.public(time.time()))
+
+    async def update_key(self, request: Request) -> Response:
+        by, body = await self._change(request, KeyChanges)
+        if body.tier is not None:
+            self._check_tier(body.tier)
+        changes: dict[str, Any] = {name: getattr(body, name) for name in body.model_fields_set}
+        changes = {k: v for k, v in changes.items() if v is not None or k in ("models", "expires_at")}
+        changes = {k: frozenset(v) if isinstance(v, list) else v for k, v in changes.items()}
+        key = await _call(self._accounts.keys.update, request.path_params["key_id"], changes, by)
+        return _json(key.public(time.time()))
+
+    async def revoke_key(self, request: Request) -> Response:
+        by = await self._enter(request)
+        key = await _call(self._accounts.keys.revoke, request.path_params["key_id"], by)
+        return _json(key.public(time.time()))
+
+    async def rotate_key(self, request: Request) -> Response:
+        by, body = await self._change(request, RotateBody)
+        key, secret = await _call(self._accounts.keys.rotate, request.path_params["key_id"], body.grace_s, by)
+        return _json(key.public(time.time()) | {"secret": secret})
+
+    async def orgs(self, request: Request) -> Response:
+        await self._enter(request)
+        query = _query(OrgsQuery, request)
+        found = await _call(self._accounts.directory.orgs, query.after, query.limit + 1)
+        return _page([org.public() for org in found], query.limit)
+
+    async def create_org(self, request: Request) -> Response:
+        by, body = await self._change(request, OrgBody)
+        return _json((await _call(self._accounts.directory.create_org, body.org, by)).public())
+
+    async def projects(self, request: Request) -> Response:
+        await self._enter(request)
+        query = _query(ProjectsQuery, request)
+        found = await _call(self._accounts.directory.projects, query.org)
+        return _page([project.public() for project in found])
+
+    async def set_project(self, request: Request) -> Response:
+        by, body = await self._change(request, ProjectBody)
+        set_project = self._accounts.directory.set_project
+        project = await _call(set_project, body.org, body.project, body.monthly_tokens, body.hard_stop, by)
+        return _json(project.public())
+
+    async def audit(self, request: Request) -> Response:
+        await self._enter(request)
+        query = _query(AuditQuery, request)
+        found = await _call(self._accounts.directory.audit, query.after, query.limit + 1)
+        return _page([entry.public() for entry in found], query.limit)
+
+    async def usage(self, request: Request) -> Response:
+        await self._enter(request)
+        query = _query(UsageQuery, request)
+        groups = [name.strip() for name in query.group_by.split(",") if name.strip()]
+        if unknown := [name for name in groups if name not in GROUPS]:
+            names = ", ".join(f"'{name}'" for name in GROUPS)
+            message = f"Invalid value: '{clip(unknown[0])}'. Supported values are: {names}."
+            raise invalid(message, "group_by", "invalid_value")
+        since, until = _time("from", query.since), _time("to", query.until)
+        rows = await _call(self._accounts.usage.usage, tuple(dict.fromkeys(groups)), since, until, query.org)
+        return _page(rows)
+
+    def _check_tier(self, tier: str) -> None:
+        config = self._gate.config
+        if resolve(config.tiers, config.default_tier, tier) is None:
+            raise unsupported_choice("tier", tier, list(config.tiers))
+
+    async def _enter(self, request: Request) -> Actor:
+        caller = await self._gate.admit(request.scope, "admin")
+        return Actor(caller.tenant.id, trace_of(request.scope).request_id)
+
+    async def _change(self, request: Request, kind: type[B]) -> tuple[Actor, B]:
+        """Who asks, and the body. No body at all is an empty object."""
+        by = await self._enter(request)
+        config, headers = self._gate.config, request.scope["headers"]
+        coding = content_coding(headers)
+        raw = await read_body(request.receive, headers, config.max_body_bytes, config.body_timeout_s)
+        fields = decode(raw, coding, config.max_body_bytes) if raw else {}
+        return by, parse(kind, fields, "reject")
+
+
+def _query(kind: type[B], request: Request) -> B:
+    fields = dict(request.query_params)
+    known = [field.alias or name for name, field in kind.model_fields.items()]
+    if unknown := [name for name in fields if name not in known]:
+        name = clip(unknown[0])
+        raise invalid(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise from_pydantic(error) from None
+
+
+def _time(param: str, text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return float(text) if text.isascii() and text.isdigit() and len(text) < 12 else moment(text)
+    except ValueError as error:
+        raise invalid(f"Invalid '{param}': {clip(str(error), 200)}.", param, "invalid_value") from None
+
+
+async def _call(work: Callable[..., R], *args: Any) -> R:
+    """Raises ApiError."""
+    try:
+        return await asyncio.to_thread(work, *args)
+    except NotFoundError as error:
+        raise ApiError(404, f"{clip(str(error), 200)}.", INVALID, error.param) from None
+    except AccountError as error:
+        raise invalid(f"{clip(str(error), 300)}.", error.param, "invalid_value") from None
+    except DatabaseDownError:
+        raise accounts_unavailable() from None
+
+
+def _page(data: Sequence[Any], limit: int | None = None) -> Response:
+    more = limit is not None and len(data) > limit
+    return _json({"object": "list", "data": data[:limit], "has_more": more})
+
+
+def _json(value: Any) -> Response:
+    """Not to be kept by anybody on the way: some answers have a secret in them."""
+    return Response(orjson.dumps(value), media_type="application/json", headers={"cache-control": "no-store"})

@@ -1,0 +1,207 @@
+"""The bodies that are answered, as types: for the API's description, and to hold the answers to it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired
+
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict
+
+_exact = with_config(ConfigDict(extra="forbid", strict=True))
+Finish = Literal["stop", "length"]
+
+
+@_exact
+class ErrorDetail(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+@_exact
+class Error(TypedDict):
+    """Every error, and the last event of a stream that broke."""
+
+    error: ErrorDetail
+
+
+@_exact
+class PromptDetails(TypedDict):
+    cached_tokens: int
+    audio_tokens: int
+
+
+@_exact
+class CompletionDetails(TypedDict):
+    reasoning_tokens: int
+    audio_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+@_exact
+class Usage(TypedDict):
+    """A prompt counts once, whatever its number of choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+
+
+@_exact
+class TopToken(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+@_exact
+class Token(TopToken):
+    top_logprobs: list[TopToken]
+
+
+@_exact
+class ChatLogprobs(TypedDict):
+    content: list[Token]
+    refusal: None
+
+
+@_exact
+class ChatMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+    annotations: list[Any]
+
+
+@_exact
+class ChatChoice(TypedDict):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish
+
+
+@_exact
+class _Head(TypedDict):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str | None
+
+
+@_exact
+class PromptToken(TypedDict):
+    logprob: float
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptToken] | None]
+"""For each token of the prompt: by token id. The first has none."""
+
+
+@_exact
+class ChatCompletion(_Head):
+    object: Literal["chat.completion"]
+    service_tier: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: NotRequired[PromptLogprobs]
+
+
+@_exact
+class ChatDelta(TypedDict):
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str]
+    refusal: NotRequired[None]
+
+
+@_exact
+class ChatChunkChoice(TypedDict):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish | None
+
+
+@_exact
+class ChatCompletionChunk(_Head):
+    """An event of a streamed chat completion. `usage` is there when asked for, and null but in the last."""
+
+    object: Literal["chat.completion.chunk"]
+    service_tier: str
+    choices: list[ChatChunkChoice]
+    usage: NotRequired[Usage | None]
+
+
+@_exact
+class TextLogprobs(TypedDict):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+@_exact
+class TextChoice(TypedDict):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: Finish
+    prompt_logprobs: NotRequired[PromptLogprobs]
+
+
+@_exact
+class Completion(_Head):
+    object: Literal["text_completion"]
+    choices: list[TextChoice]
+    usage: Usage
+
+
+@_exact
+class TextChunkChoice(TypedDict):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: Finish | None
+
+
+@_exact
+class CompletionChunk(_Head):
+    """An event of a streamed completion. `usage` is there when asked for, and null but in the last."""
+
+    object: Literal["text_completion"]
+    choices: list[TextChunkChoice]
+    usage: NotRequired[Usage | None]
+
+
+@_exact
+class Model(TypedDict):
+    """`max_model_len` is null until the model has loaded."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int | None
+
+
+@_exact
+class ModelList(TypedDict):
+    object: Literal["list"]
+    data: list[Model]
+
+
+@_exact
+class Tokens(TypedDict):
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+@_exact
+class Health(TypedDict):
+    status: Literal["live", "ready", "not ready"]

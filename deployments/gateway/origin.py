@@ -1,0 +1,58 @@
+"""What routing wants to know of a client's request beyond the engine's requests made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_SESSION_HEADER = b"x-session-id"
+_MAX_SESSION = 256
+
+# What only our own engine does as asked; a target needs to have these abilities. See router.config.OWN_ABILITIES.
+_FIELDS = {
+    "logprobs": "logprobs",
+    "top_logprobs": "logprobs",
+    "prompt_logprobs": "logprobs",
+    "echo": "echo",
+    "tools": "tools",
+    "response_format": "json",
+    "logit_bias": "token_ids",
+    "stop_token_ids": "token_ids",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """`path` and `fields` are what an upstream would be sent: the path behind /v1, and the body as the client sent it.
+    `session`: requests of the same one belong together."""
+
+    path: str = ""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    tier: str = "default"
+    session: str | None = None
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Abilities a target must have: plain text in and out needs none."""
+        needs = {ability for name, ability in _FIELDS.items() if self.fields.get(name) not in (None, False, [], {})}
+        if self.fields.get("response_format") == {"type": "text"}:
+            needs.discard("json")
+        if not _is_text(self.fields.get("prompt")):
+            needs.add("token_ids")
+        return frozenset(needs)
+
+
+def session_of(headers: list[tuple[bytes, bytes]], fields: Mapping[str, Any]) -> str | None:
+    """The header X-Session-Id, or what the body says of whose request it is."""
+    for name, raw in headers:
+        if name == _SESSION_HEADER and 0 < len(raw) <= _MAX_SESSION:
+            return raw.decode("latin-1")
+    for key in ("prompt_cache_key", "user"):
+        if isinstance(value := fields.get(key), str) and value:
+            return value[:_MAX_SESSION]
+    return None
+
+
+def _is_text(prompt: Any) -> bool:
+    return prompt is None or isinstance(prompt, str) or all(isinstance(item, str) for item in prompt)

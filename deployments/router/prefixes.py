@@ -1,0 +1,120 @@
+"""Which replicas are believed to hold which prefixes, by the digests their own caches use."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+
+from engine.kv.prefix import block_digest, root_digest
+
+BLOCK = 16  # tokens, unless an engine is configured otherwise
+KEY_BYTES = 8  # of a block's digest: enough to tell blocks apart, and wrong at worst about one choice of a replica
+_MAX_BLOCKS = 1024  # of one prompt: longer ones are compared by their beginnings
+
+Chain = Sequence[bytes]
+
+
+def chain(
+    root_fields: Mapping[str, str], salt: str, token_ids: Sequence[int], block_tokens: int = BLOCK
+) -> list[bytes]:
+    """The keys of a prompt's full blocks, as a replica with these root fields knows them. The last token is left out:
+    it is always computed."""
+    parent = root_digest({**root_fields, "salt": salt})
+    keys: list[bytes] = []
+    for block in range(min((len(token_ids) - 1) // block_tokens, _MAX_BLOCKS)):
+        parent = block_digest(parent, token_ids[block * block_tokens : (block + 1) * block_tokens])
+        keys.append(parent[:KEY_BYTES])
+    return keys
+
+
+class PrefixIndex:
+    """Per replica the keys it is believed to hold, least recently used first, at most `max_blocks` of them.
+
+    Belief comes from what was sent there, which will be cached in a moment, and from what replicas report. Each key
+    has a set of replicas as the bits of one integer, so that a lookup costs the length of the chain, not times the
+    number of replicas.
+    """
+
+    def __init__(self, max_blocks: int, block_tokens: int = BLOCK) -> None:
+        self._max_blocks = max_blocks
+        self.block_tokens = block_tokens
+        self._bits: dict[str, int] = {}  # replica id -> its bit
+        self._names: dict[int, str] = {}  # and back
+        self._held: dict[str, OrderedDict[bytes, None]] = {}
+        self._holders: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        """Keys known of, whoever holds them."""
+        return len(self._holders)
+
+    def cached_tokens(self, keys: Chain) -> dict[str, int]:
+        """For each replica that holds the first block: the tokens from the beginning on that it holds."""
+        if not keys or not (alive := self._holders.get(keys[0], 0)):
+            return {}
+        depths: list[tuple[int, int]] = []  # (bits that end here, blocks)
+        depth = 1
+        for key in keys[1:]:
+            still = alive & self._holders.get(key, 0)
+            if still != alive:
+                depths.append((alive ^ still, depth))
+                if not still:
+                    break
+                alive = still
+            depth += 1
+        else:
+            depths.append((alive, depth))
+        cached: dict[str, int] = {}
+        for bits, blocks in depths:
+            while bits:
+                bit = bits & -bits
+                bits ^= bit
+                cached[self._names[bit]] = blocks * self.block_tokens
+        return cached
+
+    def add(self, replica_id: str, keys: Iterable[bytes]) -> None:
+        """The replica holds these, or will in a moment. Keys of a chain in order: its end is forgotten first."""
+        held = self._held.get(replica_id)
+        if held is None:
+            held = self._held[replica_id] = OrderedDict()
+            bit = self._bits[replica_id] = _free_bit(self._names)
+            self._names[bit] = replica_id
+        bit, holders = self._bits[replica_id], self._holders
+        for key in reversed(list(keys)):
+            if key in held:
+                held.move_to_end(key)
+            else:
+                held[key] = None
+                holders[key] = holders.get(key, 0) | bit
+        while len(held) > self._max_blocks:
+            self._clear(held.popitem(last=False)[0], bit)
+
+    def remove(self, replica_id: str, keys: Iterable[bytes]) -> None:
+        """The replica no longer holds these."""
+        held = self._held.get(replica_id)
+        if held is None:
+            return
+        for key in keys:
+            if key in held:
+                del held[key]
+                self._clear(key, self._bits[replica_id])
+
+    def forget(self, replica_id: str) -> None:
+        """The replica is gone, or has lost its cache."""
+        self.remove(replica_id, list(self._held.get(replica_id, ())))
+        self._held.pop(replica_id, None)
+        self._names.pop(self._bits.pop(replica_id, 0), None)
+
+    def _clear(self, key: bytes, bit: int) -> None:
+        left = self._holders[key] & ~bit
+        if left:
+            self._holders[key] = left
+        else:
+            del self._holders[key]
+
+
+def _free_bit(taken: Iterable[int]) -> int:
+    used = sum(taken)
+    bit = 1
+    while used & bit:
+        bit <<= 1
+    return bit

@@ -1,0 +1,111 @@
+"""An upstream's chunks as deltas. Nothing in them is believed before it has been looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from deployments.upstream.errors import UpstreamDownError, UpstreamRefusedError
+from engine.types import FinishReason, TokenDelta
+
+_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+@dataclass(slots=True)
+class _Choice:
+    request_id: str
+    index: int
+    num_chunks: int = 0
+    reason: FinishReason | None = None
+
+
+class Answer:
+    """One streamed answer, chat or completion. The last deltas wait for the usage, which upstreams send after them:
+    until then each chunk counts as one token."""
+
+    def __init__(self, request_ids: Sequence[str], n: int) -> None:
+        self._choices = [_Choice(request_id, index) for request_id in request_ids for index in range(n)]
+        self._usage: dict[str, Any] = {}
+
+    @property
+    def complete(self) -> bool:
+        return all(choice.reason is not None for choice in self._choices)
+
+    def read(self, payload: bytes) -> list[TokenDelta]:
+        """The text of one event. Raises UpstreamDownError for what is no chunk, and UpstreamRefusedError for content it
+        will not go on with."""
+        chunk = _object(payload)
+        if (error := chunk.get("error")) is not None:
+            raise UpstreamDownError(f"an error event: {str(error)[:200]}")
+        if isinstance(usage := chunk.get("usage"), dict):
+            self._usage = usage
+        entries = chunk.get("choices")
+        if not isinstance(entries, list):
+            raise UpstreamDownError("a chunk without choices")
+        return [delta for entry in entries if (delta := self._delta(entry)) is not None]
+
+    def finish(self) -> list[TokenDelta]:
+        """The last delta of each choice. Raises UpstreamDownError when one has not been ended."""
+        if not self.complete:
+            raise UpstreamDownError("the answer broke off")
+        prompt, cached = _count(self._usage, "prompt_tokens"), _count(self._details(), "cached_tokens")
+        last = self._choices[-1]
+        others = sum(choice.num_chunks for choice in self._choices[:-1])
+        if total := _count(self._usage, "completion_tokens"):
+            last.num_chunks = max(total - others, 0)
+        return [
+            replace(_said(choice, ""), finish_reason=choice.reason, num_prompt_tokens=prompt, num_cached_tokens=cached)
+            for choice in self._choices
+        ]
+
+    def _details(self) -> dict[str, Any]:
+        details = self._usage.get("prompt_tokens_details")
+        return details if isinstance(details, dict) else {}
+
+    def _delta(self, entry: Any) -> TokenDelta | None:
+        at = entry.get("index") if isinstance(entry, dict) else None
+        if not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < len(self._choices):
+            raise UpstreamDownError("a choice that was not asked for")
+        choice = self._choices[at]
+        message = entry.get("delta", {"content": entry.get("text")})
+        text = message.get("content") if isinstance(message, dict) else message
+        if text is not None and not isinstance(text, str):
+            raise UpstreamDownError("a choice whose text is none")
+        if text and choice.reason is not None:
+            raise UpstreamDownError("text after the end")
+        if (reason := entry.get("finish_reason")) is not None:
+            choice.reason = _reason(reason)
+        if not text:
+            return None
+        choice.num_chunks += 1
+        return _said(choice, text)
+
+
+def _said(choice: _Choice, text: str) -> TokenDelta:
+    return TokenDelta(choice.request_id, choice.index, text=text, num_completion_tokens=choice.num_chunks)
+
+
+def _reason(value: Any) -> FinishReason:
+    if value == "content_filter":
+        raise UpstreamRefusedError("The answer was stopped by a content filter.", None, "content_filter")
+    if not isinstance(value, str) or value not in _REASONS:
+        raise UpstreamDownError(f"an end of no known kind: {str(value)[:50]!r}")
+    return _REASONS[value]
+
+
+def _object(payload: bytes) -> dict[str, Any]:
+    try:
+        value = orjson.loads(payload)
+    except orjson.JSONDecodeError:
+        raise UpstreamDownError("an event that is not JSON") from None
+    if not isinstance(value, dict):
+        raise UpstreamDownError("an event that is no chunk")
+    return value
+
+
+def _count(where: dict[str, Any], name: str) -> int:
+    value = where.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

@@ -1,0 +1,152 @@
+"""Asks one external server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import httpx
+import orjson
+
+from deployments.upstream.answer import Answer
+from deployments.upstream.config import UpstreamConfig
+from deployments.upstream.errors import (
+    UpstreamBusyError,
+    UpstreamDownError,
+    UpstreamError,
+    UpstreamRefusedError,
+    UpstreamSlowError,
+)
+from deployments.upstream.events import payloads
+from engine.errors import ContextLengthError
+from engine.types import TokenDelta
+
+log = logging.getLogger("ray.serve")
+
+_MAX_ERROR_BYTES = 64 * 1024
+_CONTEXT = "context_length_exceeded"
+_MISTAKES = (400, 413, 422)
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamCall:
+    """A client's request on its way out. `path` is behind the base URL. `fields` is the body as the client sent it,
+    `max_tokens` what its answer may have here. Choice `i * n + j` belongs to `request_ids[i]`."""
+
+    path: str
+    fields: Mapping[str, Any]
+    request_ids: Sequence[str]
+    n: int
+    max_tokens: int
+
+
+class Upstream:
+    """One external server, over pooled connections; HTTP/2 where it is offered and the package h2 is installed. Lives
+    on one event loop."""
+
+    def __init__(self, config: UpstreamConfig, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        """`transport` replaces the network. Raises ValueError when its key is not to be had."""
+        self.config = config
+        secret = config.secret()
+        self._http = httpx.AsyncClient(
+            base_url=config.base_url,
+            headers={"authorization": f"Bearer {secret}"} if secret else {},
+            http2=find_spec("h2") is not None,
+            limits=httpx.Limits(
+                max_connections=config.max_connections, max_keepalive_connections=config.max_connections
+            ),
+            timeout=httpx.Timeout(config.idle_s, connect=config.connect_s, pool=config.connect_s),
+            transport=transport,
+        )
+
+    async def generate(self, call: UpstreamCall) -> AsyncGenerator[list[TokenDelta], None]:
+        """Deltas without token ids. Ends normally only after the last delta of every choice. Raises UpstreamError and
+        its kin, and ContextLengthError."""
+        stream = self._answer(call)
+        try:
+            async with aclosing(stream):
+                async with asyncio.timeout(self.config.first_token_s):
+                    deltas = await anext(stream)
+                yield deltas
+                async for deltas in stream:
+                    yield deltas
+        except (TimeoutError, httpx.TimeoutException) as error:
+            raise UpstreamSlowError(f"upstream {self.config.name}: {type(error).__name__}") from None
+        except httpx.HTTPError as error:
+            raise UpstreamDownError(f"upstream {self.config.name}: {type(error).__name__}") from None
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def _answer(self, call: UpstreamCall) -> AsyncGenerator[list[TokenDelta], None]:
+        body = orjson.dumps(self._body(call))
+        headers = {"content-type": "application/json", "accept": "text/event-stream"}
+        async with self._http.stream("POST", call.path, content=body, headers=headers) as response:
+            if response.status_code != 200:
+                raise await _refusal(response)
+            if response.headers.get("content-type", "").partition(";")[0].strip().lower() != "text/event-stream":
+                raise UpstreamDownError("an answer that is no event stream")
+            answer = Answer(call.request_ids, call.n)
+            async for payload in payloads(response.aiter_bytes()):
+                if payload.strip() == b"[DONE]":
+                    break
+                if deltas := answer.read(payload):
+                    yield deltas
+            yield answer.finish()
+
+    def _body(self, call: UpstreamCall) -> dict[str, Any]:
+        fields = {name: value for name, value in call.fields.items() if name not in self.config.dropped}
+        limit = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
+        model = str(fields.get("model"))
+        return {
+            **fields,
+            limit: call.max_tokens,
+            "model": self.config.models.get(model, model),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+
+async def _refusal(response: httpx.Response) -> UpstreamError | ContextLengthError:
+    """What a status other than 200 means."""
+    status, error = response.status_code, await _error_body(response)
+    message, code = str(error.get("message") or "")[:500], error.get("code")
+    if status in (429, 503):
+        return UpstreamBusyError(f"status {status}", _retry_after_s(response))
+    if status in _MISTAKES:
+        if code == _CONTEXT or "maximum context length" in message:
+            return ContextLengthError(message, "messages")
+        param = error.get("param")
+        return UpstreamRefusedError(
+            message or "The request was refused.",
+            param if isinstance(param, str) else None,
+            code if isinstance(code, str) else None,
+        )
+    log.warning("upstream %s answers %d: %s", response.url.host, status, message)
+    return UpstreamDownError(f"status {status}")
+
+
+async def _error_body(response: httpx.Response) -> dict[str, Any]:
+    raw = b""
+    async for chunk in response.aiter_bytes():
+        raw += chunk
+        if len(raw) > _MAX_ERROR_BYTES:
+            return {}
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return {}
+    error = body.get("error") if isinstance(body, dict) else None
+    return error if isinstance(error, dict) else {}
+
+
+def _retry_after_s(response: httpx.Response) -> float | None:
+    try:
+        return min(max(float(response.headers["retry-after"]), 0.0), 3600.0)
+    except (KeyError, ValueError):
+        return None

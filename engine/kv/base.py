@@ -1,0 +1,88 @@
+"""What the scheduler asks of the cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.kv.host import Copies
+from engine.types import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """The first `num_tokens` tokens are in the cache: in `block_ids`, and after those in `slots` of host memory.
+    Valid until the cache is next changed."""
+
+    block_ids: tuple[int, ...]
+    num_tokens: int
+    slots: tuple[int, ...] = ()
+
+
+class KVCache(Protocol):
+    """Block accounting only: knows no tensors, no devices. Owns `blocks` and `table` of every Sequence it is given;
+    sets `num_computed` when K/V is found (reserve with a hit) or lost (release, swap_out), and `num_cached`."""
+
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_used(self) -> int:
+        """Blocks that live sequences hold, a shared one counted once."""
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that reserve() could give out; what they still hold may be shared until then."""
+
+    @property
+    def prefix_queries(self) -> int:
+        """Tokens of sequences admitted for the first time while their prefix could have been cached."""
+
+    @property
+    def prefix_hits(self) -> int:
+        """Those of prefix_queries that an earlier request had computed here. Neither a preempted sequence finding
+        its own blocks again counts, nor blocks brought from another engine, the first time."""
+
+    def can_ever_fit(self, num_tokens: int) -> bool:
+        """Whether one sequence of num_tokens fits the empty cache."""
+
+    def lookup(self, seq: Sequence) -> PrefixHit:
+        """What a sequence without blocks need not compute: all that swap_out() kept, or else the longest shareable
+        prefix in whole blocks, never all tokens: the last one's logits are needed. Nothing is shareable for a
+        request with prompt_logprobs, which needs every row's."""
+
+    def reserve(self, seq: Sequence, num_tokens: int, hit: PrefixHit | None = None, spare: int = 0) -> bool:
+        """Grow seq.blocks to hold num_tokens more than are computed, leaving `spare` blocks free if it grows.
+
+        A `hit`, for a sequence without blocks only, is taken over and becomes num_computed. False: no room,
+        nothing changed.
+        """
+
+    def demand(self, seq: Sequence, hit: PrefixHit) -> int:
+        """Free blocks that reserving all tokens of seq with this hit would take."""
+
+    def loading(self, seq: Sequence) -> bool:
+        """Whether blocks of seq get their content with the next plan, so that it cannot run in that plan."""
+
+    def freeable(self, seq: Sequence) -> int:
+        """Blocks that would be free if seq alone let go of its own."""
+
+    def commit(self, seq: Sequence) -> None:
+        """Publish the blocks that computed tokens have filled, so that others may share them."""
+
+    def release(self, seq: Sequence) -> None:
+        """Let go of all blocks; num_computed becomes 0."""
+
+    def swap_out(self, seq: Sequence) -> bool:
+        """Release, but keep what is computed in host memory until the next reserve() or forget(). False: no room
+        there, nothing changed."""
+
+    def forget(self, seq: Sequence) -> None:
+        """Release, and drop whatever else is remembered of a sequence that has ended."""
+
+    def take_copies(self) -> Copies:
+        """The copies that the next plan must carry."""
+
+    def check(self) -> None:
+        """Assert that every block is free, cached or owned exactly as counted. For tests: O(pool)."""

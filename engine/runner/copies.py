@@ -1,0 +1,133 @@
+"""Blocks between the device's cache and host memory, as a plan's `stores` and `loads` say.
+
+In host memory a block is one row: its part of every tensor of the cache, one after the other.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.errors import ConfigError
+from engine.kv.storage import KVStorage
+
+Pairs = Sequence[tuple[int, int]]
+
+
+class BlockCopies(Protocol):
+    def run(self, stores: Pairs, loads: Pairs) -> None:
+        """Before the slices of every plan, also of one without copies. Afterwards the slices may write stored
+        blocks; loaded ones are complete when the next run() returns."""
+
+
+def make_copies(storage: KVStorage, num_slots: int) -> BlockCopies:
+    """Reserves host memory for num_slots blocks. Raises ConfigError if the machine has not so much."""
+    size, have = num_slots * storage.layout.bytes_per_block, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size >= have:
+        raise ConfigError(f"host_kv_cache_gib asks for {size} bytes per rank; this machine has {have}")
+    on_gpu = storage.layers[0][0].is_cuda
+    return CudaCopies(storage, num_slots) if on_gpu else CpuCopies(storage, num_slots)
+
+
+def seconds_per_block(copies: BlockCopies, num_slots: int) -> float:
+    """What a store, or a load, of one block takes, several going together. Overwrites blocks and slots."""
+    count = min(num_slots, 16)
+    pairs = [(0, slot) for slot in range(count)]  # any block will do, and there is always a block 0
+    copies.run(pairs, ())  # memory is mapped when it is first touched
+    start = time.perf_counter()
+    copies.run(pairs, ())
+    copies.run((), [(slot, block) for block, slot in pairs])
+    copies.run((), ())
+    return (time.perf_counter() - start) / (2 * count)
+
+
+class CpuCopies:
+    """In the calling thread: there is nothing for a copy to overlap with."""
+
+    def __init__(self, storage: KVStorage, num_slots: int) -> None:
+        self._parts = [part.numpy() for part in _parts(storage, torch.uint8)]
+        self._rows = torch.zeros(num_slots, storage.layout.bytes_per_block, dtype=torch.uint8).numpy()
+
+    def run(self, stores: Pairs, loads: Pairs) -> None:
+        if stores:
+            blocks, slots = (list(ids) for ids in zip(*stores, strict=True))
+            for part, columns in self._columns():
+                self._rows[slots, columns] = part[blocks]
+        if loads:
+            slots, blocks = (list(ids) for ids in zip(*loads, strict=True))
+            for part, columns in self._columns():
+                part[blocks] = self._rows[slots, columns]
+
+    def _columns(self) -> Iterator[tuple[np.ndarray, slice]]:
+        at = 0
+        for part in self._parts:
+            yield part, slice(at, at + part.shape[1])
+            at += part.shape[1]
+
+
+class CudaCopies:
+    """Pinned host memory and a stream of its own. Only moving blocks into and out of a staging buffer on the device
+    holds the model up; what crosses the bus does so beside its kernels."""
+
+    def __init__(self, storage: KVStorage, num_slots: int) -> None:
+        whole = all(t.stride(0) * t.element_size() % 8 == 0 for layer in storage.layers for t in layer)
+        word = torch.int64 if whole else torch.uint8
+        self._parts = _parts(storage, word)
+        self._device = self._parts[0].device
+        width = sum(part.shape[1] for part in self._parts)
+        self._rows = torch.zeros(num_slots, width, dtype=word, pin_memory=True)
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._arriving: tuple[Tensor, Tensor, torch.cuda.Event] | None = None
+
+    def run(self, stores: Pairs, loads: Pairs) -> None:
+        current = torch.cuda.current_stream(self._device)
+        if self._arriving is not None:
+            staged, blocks, done = self._arriving
+            self._arriving = None
+            current.wait_event(done)
+            scatter(self._parts, blocks, staged)
+        if stores:
+            staged = gather(self._parts, self._ids(block for block, _ in stores))
+            self._stream.wait_stream(current)
+            staged.record_stream(self._stream)  # it is freed here, and still being read there
+            with torch.cuda.stream(self._stream):
+                for row, (_, slot) in zip(staged, stores, strict=True):
+                    self._rows[slot].copy_(row, non_blocking=True)
+        if loads:
+            blocks = self._ids(block for _, block in loads)
+            with torch.cuda.stream(self._stream):
+                staged = torch.empty(len(loads), self._rows.shape[1], dtype=self._rows.dtype, device=self._device)
+                for row, (slot, _) in zip(staged, loads, strict=True):
+                    row.copy_(self._rows[slot], non_blocking=True)
+                done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                done.record(self._stream)
+            staged.record_stream(current)
+            self._arriving = staged, blocks, done
+
+    def _ids(self, ids: Iterable[int]) -> Tensor:
+        return torch.tensor(list(ids), device=self._device)
+
+
+def gather(parts: Sequence[Tensor], blocks: Tensor) -> Tensor:
+    """The rows [len(blocks), width] of blocks."""
+    return torch.cat([part.index_select(0, blocks) for part in parts], dim=1)
+
+
+def scatter(parts: Sequence[Tensor], blocks: Tensor, rows: Tensor) -> None:
+    """Write rows back."""
+    at = 0
+    for part in parts:
+        part.index_copy_(0, blocks, rows[:, at : at + part.shape[1]])
+        at += part.shape[1]
+
+
+def _parts(storage: KVStorage, word: torch.dtype) -> list[Tensor]:
+    """Each tensor of the cache as [num_blocks, words of a block], whatever its order inside a block."""
+    flat = (t.as_strided((t.shape[0], t.stride(0)), (t.stride(0), 1)) for layer in storage.layers for t in layer)
+    return [t.view(word) for t in flat]

@@ -1,0 +1,118 @@
+"""Medians over the rounds, what each gateway adds to the mock, and how the two compare. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from load_tests.gateways.measure import Figures, Work
+
+MOCK, PEER = "mock", "litellm"
+KINDS = ("plain", "streamed")
+AIMS = {"plain": (1 / 3, 4.0), "streamed": (1 / 10, 15.0)}
+"""At most this part of the peer's added latency, at least this many times its throughput."""
+WORK_AIM_MS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one round measured on one target."""
+
+    target: str
+    version: str
+    kind: str
+    round_number: int
+    figures: Figures
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Ours over the peer's: `added` latency (smaller is better) and `throughput`; None where one is missing or the
+    added latency is not above zero."""
+
+    added: float | None
+    throughput: float | None
+
+
+def middle(rows: Sequence[Row], target: str, kind: str) -> Figures | None:
+    found = [asdict(row.figures) for row in rows if (row.target, row.kind) == (target, kind)]
+    if not found:
+        return None
+    values: dict[str, Any] = {name: round(median(f[name] for f in found), 2) for name in found[0]}
+    return Figures(**{**values, "failed": sum(f["failed"] for f in found)})
+
+
+def added_ms(rows: Sequence[Row], target: str, kind: str) -> float | None:
+    own, mock = middle(rows, target, kind), middle(rows, MOCK, kind)
+    return None if own is None or mock is None else round(own.latency_p50_ms - mock.latency_p50_ms, 2)
+
+
+def ratio(rows: Sequence[Row], target: str, kind: str) -> Ratio:
+    ours, theirs = added_ms(rows, target, kind), added_ms(rows, PEER, kind)
+    own, peer = middle(rows, target, kind), middle(rows, PEER, kind)
+    fast = own is not None and peer is not None and peer.requests_per_s > 0
+    return Ratio(
+        added=round(ours / theirs, 3) if ours is not None and theirs is not None and theirs > 0 else None,
+        throughput=round(own.requests_per_s / peer.requests_per_s, 2) if fast and own and peer else None,
+    )
+
+
+def markdown(rows: Sequence[Row], work: Mapping[str, Work], failures: Sequence[str]) -> str:
+    targets = list(dict.fromkeys(row.target for row in rows))
+    versions = {row.target: row.version for row in rows}
+    head = ["gateway", "p50 ms", "added p50 ms", "p95 ms", "first byte p50 ms", "reads", "requests/s at 32", "failed"]
+    head += ["added, part of litellm's", "requests/s, times litellm's"]
+    blocks = []
+    for kind in KINDS:
+        lines = [f"### {kind}", "", _line(head), _line(["---", *("---:" for _ in head[1:])])]
+        for target in targets:
+            figures = middle(rows, target, kind)
+            if figures is None:
+                continue
+            against = ratio(rows, target, kind) if target not in (MOCK, PEER) else Ratio(None, None)
+            lines.append(
+                _line(
+                    [
+                        f"{target} {versions[target]}".strip(),
+                        f"{figures.latency_p50_ms:.1f}",
+                        _shown(None if target == MOCK else added_ms(rows, target, kind)),
+                        f"{figures.latency_p95_ms:.1f}",
+                        f"{figures.first_p50_ms:.1f}",
+                        f"{figures.pieces:.0f}",
+                        f"{figures.requests_per_s:.1f}",
+                        str(figures.failed),
+                        _shown(against.added),
+                        _shown(against.throughput),
+                    ]
+                )
+            )
+        most, least = AIMS[kind]
+        blocks.append(
+            "\n".join([*lines, "", f"Aims: at most {most:.2f} of the added latency, {least:.0f} times the requests."])
+        )
+    if work:
+        names = list(dict.fromkeys(name for one in work.values() for name in one.steps))
+        head = ["gateway", *names, "before the engine", "CPU of the process per request"]
+        lines = [
+            "### A plain request's way through our gateway, ms",
+            "",
+            _line(head),
+            _line(["---"] + ["---:"] * len(head[1:])),
+        ]
+        for target, one in work.items():
+            steps = [_shown(one.steps.get(name)) for name in names]
+            lines.append(_line([target, *steps, f"{one.before_engine_p50:.2f}", f"{one.cpu:.2f}"]))
+        blocks.append("\n".join([*lines, "", f"Aim: at most {WORK_AIM_MS:.0f} ms before the engine."]))
+    if failures:
+        blocks.append("\n".join(["### Not measured", "", *(f"- {text}" for text in failures)]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _line(entries: Sequence[str]) -> str:
+    return f"| {' | '.join(entries)} |"

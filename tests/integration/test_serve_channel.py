@@ -1,0 +1,110 @@
+"""Replicas that die or are replaced while gateways have streams on them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from helpers_gateway import error_of
+from helpers_server import COMPLETIONS, COUNT_24, ROOT, WAIT_S, Server, count, endless, events, until
+
+pytestmark = pytest.mark.ray
+
+_PAIR = ("replicas=2", "engine.max_num_seqs=1", "routing_policy=round_robin")
+RUNNING, WAITING = "sluicegate_requests_running", "sluicegate_requests_waiting"
+
+
+@pytest.fixture
+def pair(_servers: object) -> Server:
+    """Two replicas that run one sequence at a time and take turns."""
+    server: Server = _servers.get(*_PAIR)  # type: ignore[attr-defined]
+    until(server.ready, "readiness")
+    return server
+
+
+def test_a_replica_killed_before_the_first_token_is_not_noticed(pair: Server) -> None:
+    """Two streams occupy both replicas; two more requests wait, one at each. Then one replica is killed."""
+    pair.until_idle()
+    with ThreadPoolExecutor() as pool, pair.http() as http:
+        begun = threading.Barrier(3)
+        running = [pool.submit(stream_of, pair, begun) for _ in range(2)]
+        begun.wait(WAIT_S)
+        until(lambda: pair.metrics().total(RUNNING) == 2, "two running streams")
+        waiting = [pool.submit(http.post, COMPLETIONS, json=count(stream=s)) for s in (False, True)]
+        until(lambda: pair.metrics().total(WAITING) == 2, "two waiting requests")
+        os.kill(pair.processes("ModelReplica")[0], signal.SIGKILL)
+        lost, kept = sorted((stream.result() for stream in running), key=len)
+        whole, streamed = (answer.result() for answer in waiting)
+    assert "error" in json.loads(lost[-1])
+    assert kept[-1] == "[DONE]" and json.loads(kept[-2])["choices"][0]["finish_reason"] == "length"
+    assert whole.status_code == streamed.status_code == 200
+    assert whole.json()["choices"][0]["text"] == COUNT_24
+    assert "error" not in streamed.text and streamed.text.endswith("data: [DONE]\n\n")
+    until(lambda: len(pair.processes("ModelReplica")) == 2, "replacement")
+    pair.until_idle()
+
+
+def stream_of(server: Server, begun: threading.Barrier) -> list[str]:
+    """A long stream's events. Has the barrier know when there are some."""
+    got = []
+    with server.http() as http, http.stream("POST", COMPLETIONS, json=endless() | {"max_tokens": 1500}) as response:
+        for event in events(response):
+            got.append(event)
+            if len(got) == 3:
+                begun.wait(WAIT_S)
+    return got
+
+
+def test_whole_answers_lose_their_replica_too(pair: Server) -> None:
+    pair.until_idle()
+    until(lambda: len(pair.processes("ModelReplica")) == 2, "two replicas")
+    with ThreadPoolExecutor() as pool, pair.http() as http:
+        one = pool.submit(http.post, COMPLETIONS, json=endless() | {"stream": False})
+        until(lambda: pair.metrics().total(RUNNING) == 1, "a running request")
+        for pid in pair.processes("ModelReplica"):
+            os.kill(pid, signal.SIGKILL)
+        error = error_of(one.result(), 503)
+        assert error["code"] == "model_not_ready"  # nothing of it had been sent: it was tried again
+    until(pair.ready, "readiness")
+    pair.until_idle()
+
+
+def test_garbage_on_a_replicas_port_does_nothing(pair: Server) -> None:
+    ports = {port for pid in pair.processes("ModelReplica") for port in listening(pid)}
+    assert ports
+    with pair.http() as http:
+        for port in ports:
+            for _ in range(3):
+                with contextlib.suppress(httpx.HTTPError):
+                    httpx.get(f"http://127.0.0.1:{port}/", timeout=10, trust_env=False)
+        assert http.post(COMPLETIONS, json=count()).json()["choices"][0]["text"] == COUNT_24
+    assert pair.ready()
+
+
+def listening(pid: int) -> set[int]:
+    """The TCP ports that a process listens on."""
+    sockets = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        target = os.readlink(fd)
+        if target.startswith("socket:["):
+            sockets.add(target[8:-1])
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and row[9] in sockets}
+
+
+def test_a_redeploy_lets_streams_end() -> None:
+    script = ROOT / "tests" / "integration" / "redeploy.py"
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    argv = [sys.executable, str(script)]
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=2 * WAIT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "every stream was complete" in done.stdout

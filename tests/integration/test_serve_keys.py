@@ -1,0 +1,76 @@
+"""Keys of the database on a real server with two gateways: made and revoked by the command line while it runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from helpers_server import COMPLETIONS, MODEL, WAIT_S, Server, count, until
+
+from deployments.cli.main import main
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("keys") / "keys.db")
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory, database: str) -> Iterator[Server]:
+    """Its settings leave no key in the config: the database has all there are."""
+    spill = Path(database).parent / "spill"
+    server = Server.start(
+        tmp_path_factory.mktemp("keyed") / "server.log",
+        "gateway_replicas=2",
+        "gateway.api_keys=[]",
+        f"gateway.keys.database={database}",
+        f"gateway.ledger.spill_dir={spill}",
+    )
+    yield server
+    server.terminate()
+    server.kill()
+
+
+def sluice(database: str, capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, str]:
+    assert main([*args, "--database", database, "--json"]) == 0
+    answer: dict[str, str] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+def test_made_used_revoked_and_charged(keyed: Server, database: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "sluice keys create" in keyed.output() and "key=YOUR_KEY" in keyed.output()
+    key = sluice(database, capsys, "keys", "create", "--org", "acme")
+    with keyed.sdk(key["secret"]) as api:
+        answer = api.completions.create(**count())
+        assert answer.choices[0].text
+    # Several connections, so that both gateways are asked.
+    clients = [httpx.Client(base_url=keyed.url, timeout=WAIT_S, trust_env=False) for _ in range(8)]
+    headers = {"authorization": f"Bearer {key['secret']}"}
+    assert {http.get("/v1/models", headers=headers).status_code for http in clients} == {200}
+    assert {http.get("/admin/v1/keys", headers=headers).status_code for http in clients} == {403}
+    sluice(database, capsys, "keys", "revoke", key["id"])
+
+    def refused() -> bool:
+        return {http.get("/v1/models", headers=headers).status_code for http in clients} == {401}
+
+    until(refused, "refusal on every gateway")
+    assert all(refused() for _ in range(5))
+
+    other = sluice(database, capsys, "keys", "create", "--org", "zeta")
+    headers = {"authorization": f"Bearer {other['secret']}"}
+    for http in clients:
+        assert http.post(COMPLETIONS, json=count(), headers=headers).status_code == 200
+        http.close()
+    keyed.terminate()  # at once: what the gateways have not written yet must be written now
+    assert keyed.wait() == 0
+    assert main(["usage", "--by", "org,model", "--database", database, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["org"], row["model"], row["requests"], row["completion_tokens"]) for row in rows] == [
+        ("acme", MODEL, 1, 24),
+        ("zeta", MODEL, 8, 8 * 24),
+    ]
