@@ -19,19 +19,22 @@ from deployments.serve_flags import replica_env
 
 
 def build(config: ServeConfig) -> Application:
-    """Gateway -> ModelRouter (unary plan) -> one ModelReplica deployment per pool (one streaming hop). Where limits are
-    counted by the store `actor`, all gateways also share a LimitHub."""
+    """Gateway -> one ModelReplica deployment per pool, by the table that ModelRouter keeps. Where limits are counted by
+    the store `actor`, all gateways also share a LimitHub."""
     pools = {model.name: _pool(model) for model in config.models}
-    router = _light(ModelRouter, num_replicas=1).bind({name: (name,) for name in pools})
+    upstreams = tuple(upstream.name for upstream in config.upstreams)
+    router = _light(ModelRouter, num_replicas=1, user_config={}).bind(tuple(pools), upstreams, config.tier_priorities)
     gateway = _light(serve.ingress()(Gateway), num_replicas=config.gateway_replicas)
     limits = config.gateway.limits
     counted = config.gateway.has_limits and limits.store == "actor"
     hub = _light(LimitHub, num_replicas=1).bind(limits.lease_s) if counted else None
-    application: Application = gateway.bind(config.gateway, config.models, router, pools, config.gateway_replicas, hub)
+    application: Application = gateway.bind(
+        config.gateway, config.models, router, pools, config.gateway_replicas, hub, config.upstreams
+    )
     return application
 
 
-def _light(cls: Any, num_replicas: int) -> Any:
+def _light(cls: Any, num_replicas: int, **options: Any) -> Any:
     """A deployment that only awaits: many requests at once, hardly any CPU reserved."""
     deployment: Any = serve.deployment(cls)
     return deployment.options(
@@ -42,6 +45,7 @@ def _light(cls: Any, num_replicas: int) -> Any:
         health_check_period_s=1,
         graceful_shutdown_timeout_s=600,
         graceful_shutdown_wait_loop_s=0.2,
+        **options,
     )
 
 

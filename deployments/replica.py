@@ -40,7 +40,12 @@ class ModelReplica:
         await self.check_health()
         capacity = self._engine.engine.capacity
         room = capacity.num_blocks * self._engine.engine.config.block_size
-        return ReplicaInfo(min(capacity.max_model_len, room), f"fp_{capacity.fingerprint[:10]}", self._address)
+        return ReplicaInfo(
+            min(capacity.max_model_len, room),
+            f"fp_{capacity.fingerprint[:10]}",
+            self._address,
+            tuple(sorted(self._engine.engine.prefix_root.items())),
+        )
 
     async def metric_families(self) -> list[Metric]:
         return self._telemetry.families()

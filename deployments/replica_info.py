@@ -19,19 +19,22 @@ class Address:
 @dataclass(frozen=True, slots=True)
 class ReplicaInfo:
     """`max_model_len`: the longest sequence that can ever run here: the model's context, or the KV pool if smaller.
-    `fingerprint` names the weights."""
+    `fingerprint` names the weights. `prefix_root`: what besides a salt and the tokens makes the digests of its prefix
+    cache, see engine.kv.prefix.root_digest; empty: it caches no prefixes."""
 
     max_model_len: int
     fingerprint: str
     address: Address
+    prefix_root: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """How busy a replica is, whoever's requests they are. `waiting` and `running` count sequences, `pending_tokens`
-    those that wait for prefill; `kv_usage` is 0..1."""
+    those that wait for prefill; `kv_usage` is 0..1. `done_tokens`: of prompts and answers, since it started."""
 
     waiting: int = 0
     running: int = 0
     pending_tokens: int = 0
     kv_usage: float = 0.0
+    done_tokens: int = 0

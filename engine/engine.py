@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
@@ -50,11 +50,15 @@ class Engine:
         self._clock = clock
         self._executor = executor or EXECUTORS.get(config.executor)(config)
         self.capacity = self._executor.start()
+        self.prefix_root: Mapping[str, str] = {
+            "model": self.capacity.fingerprint,
+            "kv_dtype": config.kv_cache_dtype,
+        }
         self._kv = PagedKVCache(
             self.capacity.num_blocks,
             config.block_size,
             config.enable_prefix_caching,
-            {"model": self.capacity.fingerprint, "kv_dtype": config.kv_cache_dtype},
+            self.prefix_root,
             self.capacity.num_host_slots,
         )
         self._scheduler = Scheduler(
@@ -95,27 +99,33 @@ class Engine:
     def _add_choice(self, live: LiveRequest, params: SamplingParams, index: int, seed: int) -> None:
         # The prompt is scored once, by the first choice; the others may then use the prefix cache.
         own = params if index == 0 else replace(params, prompt_logprobs=None)
+        text = TextStream(self.text.tokenizer, own)
+        for token in live.request.prompt[live.request.num_prompt :]:
+            if text.push(token, None, False):
+                raise InvalidRequestError("the resumed tokens hold a stop string: nothing follows them", "prompt")
         seq = Sequence(
             seq_id=self._next_seq_id,
             request=replace(live.request, sampling=own),
             tokens=list(live.request.prompt),
-            num_prompt=len(live.request.prompt),
+            num_prompt=live.request.num_prompt,
             index=index,
             seed=seed,
             arrival_s=live.arrival_s,
         )
         self._next_seq_id += 1
         self._scheduler.add(seq)
-        live.choices[seq.seq_id] = LiveChoice(seq, TextStream(self.text.tokenizer, own))
+        live.choices[seq.seq_id] = LiveChoice(seq, text, live.request.resumed_tokens)
         self._by_seq[seq.seq_id] = live
 
     def _validated(self, request: GenerateRequest) -> SamplingParams:
-        params, num_prompt = request.sampling, len(request.prompt)
+        params, num_prompt, resumed = request.sampling, request.num_prompt, request.resumed_tokens
         limit, vocab = self.capacity.max_model_len, self.capacity.vocab_size
         if request.request_id in self._live:
             raise InvalidRequestError(f"request id {request.request_id!r} is already running", "request_id")
-        if not num_prompt:
+        if num_prompt < 1:
             raise InvalidRequestError("prompt must hold at least one token", "prompt")
+        if resumed < 0 or (resumed and (params.n > 1 or resumed >= params.max_tokens)):
+            raise InvalidRequestError("resumed_tokens must be less than max_tokens, and n 1", "resumed_tokens")
         if min(request.prompt) < 0 or max(request.prompt) >= vocab:
             raise InvalidRequestError(f"prompt token ids must be in [0, {vocab})", "prompt")
         if params.max_tokens < 0 or params.n < 1:
@@ -271,6 +281,10 @@ class Engine:
             kv_blocks_loaded=kv.host.num_loaded,
             pinned_blocks=kv.num_pinned,
         )
+
+    def cached_prefixes(self) -> list[bytes]:
+        """The digests of all blocks that the prefix cache can give out. Any thread may ask."""
+        return self._kv.published()
 
     def pin(self, token_ids: Seq[int], salt: str = "") -> int:
         """Keep the K/V of a prefix, from the first request on that computes it, for as long as there are other

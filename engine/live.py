@@ -60,7 +60,7 @@ class LiveRequest:
             prompt_logprobs=tuple(self.prompt_logprobs) if first else (),
             finish_reason=reason,
             error=error,
-            num_prompt_tokens=len(self.request.prompt),
+            num_prompt_tokens=self.request.num_prompt,
             num_cached_tokens=self.num_cached,
             num_completion_tokens=choice.num_completion,
             timings=timings,
@@ -78,7 +78,7 @@ class LiveRequest:
         return FinishedRequest(
             request_id=self.request.request_id,
             reason=self.worst,
-            num_prompt_tokens=len(self.request.prompt),
+            num_prompt_tokens=self.request.num_prompt,
             num_cached_tokens=self.num_cached,
             num_completion_tokens=self.num_completion,
             e2e_s=now_s - self.arrival_s,

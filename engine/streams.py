@@ -71,7 +71,8 @@ class Outlet:
 
 class Stream:
     """One call's deltas, kept until they are taken. `on_ready` is called, on the outlet's loop, whenever there is
-    something to take() that should not wait: once all is complete if `whole`, else by the outlet's pace."""
+    something to take() that should not wait: its first deltas, and once all is complete if `whole`, else by the
+    outlet's pace."""
 
     def __init__(
         self, outlet: Outlet, requests: Seq[GenerateRequest], on_ready: Callable[[Stream], None], whole: bool
@@ -83,6 +84,7 @@ class Stream:
         self._on_ready = on_ready
         self._unfinished = sum(r.sampling.n for r in requests)
         self._deltas: list[TokenDelta] = []
+        self._begun = False
 
     @property
     def ended(self) -> bool:
@@ -94,8 +96,9 @@ class Stream:
         self._deltas += deltas
         ended = sum(d.finish_reason is not None for d in deltas)
         self._unfinished -= ended
+        begins, self._begun = not self._begun, True
         if self.whole:
-            return self._unfinished <= 0
+            return begins or self._unfinished <= 0
         return ended > 0 or any(d.num_completion_tokens == len(d.token_ids) for d in deltas)
 
     def wake(self) -> None:

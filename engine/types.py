@@ -72,6 +72,10 @@ class GenerateRequest:
     tenant: str = ""
     resumed_tokens: int = 0
 
+    @property
+    def num_prompt(self) -> int:
+        return len(self.prompt) - self.resumed_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
@@ -162,12 +166,13 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
-    """What a rank must know of a sequence before its first slice."""
+    """What a rank must know of a sequence before its first slice. `output`: what of its tokens is output already."""
 
     seq_id: int
     sampling: SamplingParams
     seed: int
     prompt: tuple[int, ...]
+    output: tuple[int, ...] = ()
 
 
 class SeqSlice(NamedTuple):

@@ -21,6 +21,7 @@ import uvicorn
 from deployments.gateway.app import create_app
 from deployments.gateway.backend import ServedModel
 from deployments.gateway.config import GatewayConfig
+from deployments.gateway.origin import Origin
 from deployments.gateway.request_log import RequestLog
 from engine.text import TextModel, TextStream, load_text
 from engine.types import FinishReason, GenerateRequest, Timings, TokenDelta, TokenLogprob
@@ -79,7 +80,7 @@ class FakeBackend:
         return self.metrics_text
 
     async def generate(
-        self, model_id: str, requests: tuple[GenerateRequest, ...], streamed: bool = True
+        self, model_id: str, requests: tuple[GenerateRequest, ...], streamed: bool = True, origin: Origin | None = None
     ) -> AsyncIterator[list[TokenDelta]]:
         self.calls.append(requests)
         choices = [_Choice(self, r, i) for r in requests for i in range(r.sampling.n)]

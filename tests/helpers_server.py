@@ -66,12 +66,12 @@ class Server:
     early: list[Early] = field(default_factory=list)
 
     @classmethod
-    def start(cls, log: Path, *settings: str) -> Server:
+    def start(cls, log: Path, *settings: str, config: str = "cluster_configs/local-cpu.yaml") -> Server:
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
         sets = [part for setting in settings for part in ("--set", setting)]
-        command = [*SLUICE, "serve", "--config", "cluster_configs/local-cpu.yaml", "--port", str(port), *sets]
+        command = [*SLUICE, "serve", "--config", config, "--port", str(port), *sets]
         with log.open("wb") as out:
             process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, start_new_session=True)
         server = cls(process, port, log)

@@ -36,6 +36,7 @@ class SloParams(Settings):
 
 
 _REACTION_S = 10.0  # signals and decision take their time too
+_BRIEFLY = 0.9  # how full replicas may be for as long as a peak lasts
 _BOLDNESS = 0.2  # of the integral limit that the correction may go upward: good days hide how full is too full
 _WIDE = 0.5  # p95 below so much of the SLO: replicas may be fuller
 
@@ -77,7 +78,7 @@ class LatencySlo:
         needs = {
             "work": (demand + trend + clearing) / aim,
             # What usually follows keeps what is there and adds nothing: no pool grows, or swings, by memory alone.
-            "room": min(float(s.target), (demand + usual + clearing) / aim),
+            "room": min(float(s.target), (demand + clearing) / aim + usual / max(aim, _BRIEFLY)),
             "kv": (s.kv_used or 0.0) / p.kv_usage,
             "seats": (s.seats_used or 0.0) / p.seats_share,
         }

@@ -46,7 +46,9 @@ def library() -> ctypes.CDLL | None:
     try:
         lib = ctypes.CDLL(str(_built()))
     except (OSError, subprocess.SubprocessError) as error:
-        logger.warning("the compiled simulator is unavailable, the Python one runs instead (ten times slower): %s", error)
+        logger.warning(
+            "the compiled simulator is unavailable, the Python one runs instead (ten times slower): %s", error
+        )
         return None
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(lib, name)

@@ -13,6 +13,7 @@ from deployments.channel.errors import StreamLostError, from_words
 from deployments.channel.frames import FrameError, Message
 from deployments.channel.link import Link
 from deployments.channel.messages import SCHEMA, WINDOW, Kind, to_load, unpack_deltas
+from deployments.channel.prefix_news import split
 from deployments.replica_info import Address, Load
 from engine.streams import merged
 from engine.types import GenerateRequest, TokenDelta
@@ -26,12 +27,20 @@ _BACKOFF_S, _MAX_BACKOFF_S = 0.05, 1.0
 class ChannelClient:
     """Keeps one connection to one replica, on the event loop it was made on, until closed.
 
-    `usable`: it would take a request now. `on_change` is called whenever that may have changed. `num_streams` and
+    `usable`: it would take a request now. `on_change` is called whenever that may have changed, and `on_prefixes` with
+    the keys that the replica's prefix cache has got and lost, all it has when the connection is new. `num_streams` and
     `queued_tokens` are this client's own: streams open, and prompt tokens of those without any delta yet.
     """
 
-    def __init__(self, address: Address, on_change: Callable[[], None], rng: random.Random) -> None:
+    def __init__(
+        self,
+        address: Address,
+        on_change: Callable[[], None],
+        rng: random.Random,
+        on_prefixes: Callable[[list[bytes], list[bytes]], None] = lambda added, removed: None,
+    ) -> None:
         self.address = address
+        self.prefixes = on_prefixes
         self.load = Load()
         self.num_streams = 0
         self.queued_tokens = 0
@@ -46,12 +55,15 @@ class ChannelClient:
     def usable(self) -> bool:
         return self._link is not None and self._link.ready and not self.draining and not self._retired
 
-    def open(self, requests: tuple[GenerateRequest, ...], streamed: bool) -> ReplicaStream:
-        """`streamed`: deltas are wanted as they come; else all of them in the end. Raises StreamLostError when there is
-        no connection."""
+    def open(
+        self, requests: tuple[GenerateRequest, ...], streamed: bool, new_tokens: int | None = None
+    ) -> ReplicaStream:
+        """`streamed`: deltas are wanted as they come; else a first one when it is there, and the others all in the end.
+        `new_tokens`: of the prompts, those not believed to be in the replica's cache, by default all. Raises
+        StreamLostError when there is no connection."""
         if self._link is None or not self._link.ready:
             raise StreamLostError("no connection to the replica")
-        return ReplicaStream(self, self._link, requests, streamed)
+        return ReplicaStream(self, self._link, requests, streamed, new_tokens)
 
     def retire(self) -> None:
         """Serve has taken the replica out: no new streams, and the connection ends with the last of them."""
@@ -132,6 +144,8 @@ class ClientLink(Link):
                         stream.feed(packed)
             case (Kind.LOAD, tuple(values)) if self.ready:
                 self._client.load = to_load(values)
+            case (Kind.PREFIXES, bytes(added), bytes(removed)) if self.ready:
+                self._client.prefixes(split(added), split(removed))
             case (Kind.ERROR, int(number), str(kind), str(text), param) if self.ready:
                 if (stream := self._streams.pop(number, None)) is not None:
                     stream.fail(from_words(kind, text, param))
@@ -181,13 +195,18 @@ class ReplicaStream:
     """
 
     def __init__(
-        self, client: ChannelClient, link: ClientLink, requests: tuple[GenerateRequest, ...], streamed: bool
+        self,
+        client: ChannelClient,
+        link: ClientLink,
+        requests: tuple[GenerateRequest, ...],
+        streamed: bool,
+        new_tokens: int | None,
     ) -> None:
         self._client = client
         self._link = link
         self._request_ids = [request.request_id for request in requests]
         self._open_choices = sum(request.sampling.n for request in requests)
-        self._tokens = sum(len(request.prompt) for request in requests)
+        self._tokens = sum(len(r.prompt) for r in requests) if new_tokens is None else new_tokens
         self._packed: list[tuple[tuple[object, ...], ...]] = []
         self._untold = 0  # messages used that the server does not know of
         self._error: Exception | None = None

@@ -11,6 +11,7 @@
     ERROR     server -> client   stream id, the error in words: the stream's end
     LOAD      server -> client   Load
     DRAINING  server -> client   nothing: open streams go on, new ones are refused
+    PREFIXES  server -> client   two strings of keys (see router.prefixes): now in the prefix cache, no longer in it
 
 Stream ids are the client's choice, unique on their connection. A stream ends with the last delta of its last choice or
 with ERROR; there is no message that only says so.
@@ -43,6 +44,7 @@ class Kind(IntEnum):
     ERROR = 9
     LOAD = 10
     DRAINING = 11
+    PREFIXES = 12
 
 
 to_request = Decoder(GenerateRequest)

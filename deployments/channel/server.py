@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from functools import partial
+from itertools import count
 
 from deployments.channel import handshake
 from deployments.channel.errors import DrainingError, to_words
@@ -12,12 +13,14 @@ from deployments.channel.frames import FrameError, Message
 from deployments.channel.link import Link
 from deployments.channel.messages import SCHEMA, WINDOW, Kind, to_request
 from deployments.channel.outgoing import OpenStream, Outgoing
+from deployments.channel.prefix_news import PrefixNews
 from deployments.replica_info import Load
 from engine.async_engine import AsyncEngine
 from engine.errors import EngineError, QueueFullError
 from engine.streams import Stream
 
 _LOAD_EVERY_S = 0.05
+_PREFIXES_EVERY = 10  # of those times
 
 
 class ChannelServer:
@@ -40,6 +43,7 @@ class ChannelServer:
         self._alone.set()
         self._num_streams = 0
         self.load = Load()
+        self.prefixes = PrefixNews()
         self.draining = False
 
     async def start(self, host: str) -> int:
@@ -101,13 +105,17 @@ class ChannelServer:
                 link.send(message)
 
     async def _publish(self) -> None:
-        """Until cancelled: tells the gateways how busy the engine is whenever that has changed."""
-        while True:
+        """Until cancelled: tells the gateways how busy the engine is, and what is in its prefix cache, whenever that
+        has changed."""
+        for turn in count():
             stats = self.engine.stats()
-            load = Load(stats.waiting, stats.running, stats.pending_tokens, round(stats.kv_usage, 3))
+            done = stats.prompt_tokens + stats.generated_tokens
+            load = Load(stats.waiting, stats.running, stats.pending_tokens, round(stats.kv_usage, 3), done)
             if load != self.load:
                 self.load = load
                 self._tell((Kind.LOAD, load))
+            if turn % _PREFIXES_EVERY == 0 and (news := self.prefixes.update(self.engine.engine.cached_prefixes())):
+                self._tell((Kind.PREFIXES, *news))
             await asyncio.sleep(_LOAD_EVERY_S)
 
 
@@ -167,6 +175,7 @@ class ServerLink(Link):
                     self.send((Kind.WELCOME, handshake.server_proof(secret, self._nonce, nonce)))
                     self.now_ready()
                     self.send((Kind.LOAD, self._server.load))
+                    self.send((Kind.PREFIXES, self._server.prefixes.all, b""))
                     if self._server.draining:
                         self.send((Kind.DRAINING,))
                     return

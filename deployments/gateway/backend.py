@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from deployments.gateway.origin import Origin
 from engine.text import TextModel
 from engine.types import GenerateRequest, TokenDelta
 
@@ -42,10 +43,10 @@ class Backend(Protocol):
         """All models that are configured, also while none of their replicas is up. Cheap: called per request."""
 
     def generate(
-        self, model_id: str, requests: tuple[GenerateRequest, ...], streamed: bool
+        self, model_id: str, requests: tuple[GenerateRequest, ...], streamed: bool, origin: Origin
     ) -> AsyncIterator[list[TokenDelta]]:
         """The deltas of all the requests and their choices, interleaved, each choice ending with exactly one delta
-        that has a finish_reason; as they come if `streamed`, else all in the end. Closing or cancelling the iterator
+        that has a finish_reason; as they come if `streamed`, else most in the end. Closing or cancelling the iterator
         aborts whatever still runs. Raises InvalidRequestError and its kin, ModelUnavailableError, QueueFullError (all
         before the first delta) and ReplicaLostError (at any time)."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client.metrics_core import Metric
-from ray import serve
+from ray import get_runtime_context, serve
 from ray.serve._private.logging_utils import get_serve_logs_dir
 from ray.serve.handle import DeploymentHandle
 
@@ -24,8 +24,11 @@ from deployments.gateway.serve_backend import ServeBackend
 from deployments.limits.build import build_store
 from deployments.limits.memory import MemoryStore
 from deployments.telemetry import GatewayTelemetry
+from deployments.upstream.config import UpstreamConfig
 from engine.models.locate import resolve
 from engine.text import load_text
+
+_ZONE, _REGION = "ray.io/availability-zone", "ray.io/region"  # labels that Ray gives its nodes, or their owner does
 
 
 class Gateway:
@@ -39,6 +42,7 @@ class Gateway:
         pools: Mapping[str, DeploymentHandle[Any]],
         gateways: int,
         hub: DeploymentHandle[Any] | None,
+        upstreams: Sequence[UpstreamConfig],
     ) -> None:
         """`gateways`: how many there are. `hub`: of LimitHub; None where it is not needed."""
         self._config = config
@@ -47,6 +51,7 @@ class Gateway:
         self._pools = pools
         self._num_gateways = gateways
         self._hub = hub
+        self._upstreams = upstreams
         replica = serve.get_replica_context().replica_id.unique_id
         self._telemetry = GatewayTelemetry(replica)
         self._journal = Journal(Path(get_serve_logs_dir()), replica)
@@ -62,8 +67,17 @@ class Gateway:
         }
         here = serve.get_replica_context()
         gateways = serve.get_deployment_handle(here.deployment, app_name=here.app_name)
-        policies = {m.name: m.routing_policy for m in self._models}
-        backend = ServeBackend(served, self._router, self._pools, gateways, policies)
+        labels: Mapping[str, Any] = get_runtime_context().get_node_labels()
+        backend = ServeBackend(
+            served,
+            self._models,
+            self._upstreams,
+            self._router,
+            self._pools,
+            gateways,
+            str(labels.get(_ZONE, "")),
+            str(labels.get(_REGION, "")),
+        )
         return create_app(self._config, backend, self._finished, self._admission())
 
     def _admission(self) -> Admission:

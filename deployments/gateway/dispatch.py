@@ -18,7 +18,7 @@ from deployments.router.circuit import Circuit
 from deployments.router.continuation import Continuation
 from deployments.router.failures import Failure
 from deployments.router.hedge import hedged
-from deployments.router.plan_next import RoutePlan
+from deployments.router.plan import RoutePlan
 from deployments.router.retry_budget import RetryBudget
 from deployments.upstream.errors import UpstreamBusyError, UpstreamDownError, UpstreamRefusedError, UpstreamSlowError
 from engine.errors import ContextLengthError, EngineDeadError, QueueFullError

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import orjson
 
-from engine.errors import ContextLengthError, EngineError, InvalidRequestError, QueueFullError
+from engine.errors import ContextLengthError, DeadlineError, EngineError, InvalidRequestError, QueueFullError
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
@@ -152,7 +152,7 @@ def from_exception(error: Exception) -> ApiError | None:
         case ModelUnavailableError():
             text = "The model is not ready to take requests. Please retry shortly."
             return _unavailable(text, "service_unavailable_error", "model_not_ready", error.retry_after_s)
-        case QueueFullError() | OverloadedError():
+        case QueueFullError() | OverloadedError() | DeadlineError():
             text = "The server is overloaded. Please retry shortly."
             retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else _QUEUE_RETRY_S
             return _unavailable(text, "service_unavailable_error", "server_is_overloaded", retry_after_s)

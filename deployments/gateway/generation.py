@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import orjson
@@ -21,6 +22,7 @@ from deployments.gateway.body import ClientGoneError, content_coding, decode, re
 from deployments.gateway.config import GatewayConfig
 from deployments.gateway.edge import send_json, trace_of
 from deployments.gateway.errors import ReplicaLostError, from_exception, internal, unknown_tier
+from deployments.gateway.origin import session_of
 from deployments.gateway.request_log import Trace
 from deployments.gateway.requests import Caller, Job, Prepare
 from deployments.gateway.sse import DONE, EventStream, events, json_event
@@ -106,6 +108,7 @@ class GenerationEndpoint:
         except Exception as error:
             await self._gate.admission.count_mistake(caller, error, trace)
             raise
+        job = replace(job, origin=replace(job.origin, session=session_of(scope["headers"], job.origin.fields)))
         await while_connected(self._run(job, trace, send), receive)
 
     async def _run(self, job: Job, trace: Trace, send: Send) -> None:
@@ -114,7 +117,7 @@ class GenerationEndpoint:
         settle = await self._gate.admission.reserve(job, trace)
         failure: BaseException | None = None
         try:
-            async with _closing(self._gate.backend.generate(job.model.id, job.requests, job.stream)) as deltas:
+            async with _closing(self._answer(job)) as deltas:
                 source = _Timed(deltas, trace)
                 if job.stream:
                     failure = await self._stream(job, tally, source, trace, send)
@@ -127,6 +130,9 @@ class GenerationEndpoint:
             settle(cost(tally, failure, job.stream))
             trace.cached_tokens, trace.completion_tokens = tally.cached_tokens, tally.completion_tokens
             trace.finish_reasons, trace.timings = tally.finish_reasons, tally.timings
+
+    def _answer(self, job: Job) -> AsyncIterator[list[TokenDelta]]:
+        return self._gate.backend.generate(job.model.id, job.requests, job.stream, job.origin)
 
     async def _whole(self, job: Job, tally: Tally, source: AsyncIterator[list[TokenDelta]], send: Send) -> None:
         choices: list[list[TokenDelta]] = [[] for _ in range(job.n * len(job.requests))]

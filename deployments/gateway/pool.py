@@ -6,6 +6,8 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ray.serve.exceptions import DeploymentUnavailableError
@@ -13,17 +15,32 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.channel.client import ChannelClient
 from deployments.replica_info import ReplicaInfo
+from deployments.router.backlog import ReplicaBacklog, ServiceRate
 from deployments.router.policies.base import Policy, ReplicaView, RouteHint
+from deployments.router.prefixes import PrefixIndex
 
 log = logging.getLogger("ray.serve")
 
 _POLL_S = 0.5
 _PATIENCE_S = 10.0  # a busy replica may take this long to describe itself
+_SMOOTH = 0.2  # weight of the newest request in a moving average
+_MAX_BLOCKS = 1 << 17  # of one replica's prefixes that are remembered
+
+
+@dataclass(slots=True)
+class _Member:
+    """A replica that Serve has named, and what requests to it have shown."""
+
+    channel: ChannelClient
+    rate: ServiceRate = field(default_factory=ServiceRate)
+    last_chosen: int = 0
+    ttft_s: float | None = None
 
 
 class Pool:
     """Serve says which replicas there are, by being asked again and again; a connection to each says at once when one
-    is lost. `on_info` is told what the replicas say of themselves whenever that changes."""
+    is lost. `on_info` is told what the replicas say of themselves whenever that changes. `prefixes`: which of them are
+    believed to hold what."""
 
     def __init__(
         self,
@@ -32,6 +49,7 @@ class Pool:
         policy: Policy,
         on_info: Callable[[ReplicaInfo], None],
         rng: random.Random,
+        block_tokens: int,
     ) -> None:
         self.name = name
         self.handle = handle
@@ -39,8 +57,8 @@ class Pool:
         self._on_info = on_info
         self._rng = rng
         self._info: ReplicaInfo | None = None
-        self._replicas: dict[str, ChannelClient] = {}
-        self._last_chosen: dict[str, int] = {}
+        self.prefixes = PrefixIndex(_MAX_BLOCKS, block_tokens)
+        self._members: dict[str, _Member] = {}
         self._choices = 0
         self._unfit: list[str] = []  # the errors that some gave instead of describing themselves
         self._was_up = False
@@ -48,30 +66,50 @@ class Pool:
     @property
     def up(self) -> bool:
         """Whether some replica would take a request now."""
-        return any(replica.usable for replica in self._replicas.values())
+        return any(member.channel.usable for member in self._members.values())
+
+    @property
+    def info(self) -> ReplicaInfo | None:
+        """What the replicas last said of themselves; None before they have."""
+        return self._info
 
     async def watch(self) -> None:
         """Until cancelled."""
+        loop = asyncio.get_running_loop()
         while True:
             await self._ask()
+            for member in self._members.values():
+                load = member.channel.load
+                member.rate.observe(loop.time(), load.done_tokens, load.waiting > 0)
             await asyncio.sleep(_POLL_S)
 
     def choose(self, request: RouteHint, without: Collection[str]) -> ChannelClient | None:
         """A replica whose id is not in `without`; None: there is none that would take the request."""
-        fit = [replica for name, replica in self._replicas.items() if replica.usable and name not in without]
+        fit = [member for name, member in self._members.items() if member.channel.usable and name not in without]
         if not fit:
             return None
-        views = [self._view(replica) for replica in fit]
-        chosen = fit[self._policy.choose(views, request, self._rng) if len(fit) > 1 else 0]
+        chosen = fit[self._policy.choose([_view(m) for m in fit], request, self._rng) if len(fit) > 1 else 0]
         self._choices += 1
-        self._last_chosen[chosen.address.replica_id] = self._choices
-        return chosen
+        chosen.last_chosen = self._choices
+        return chosen.channel
 
-    def _view(self, replica: ChannelClient) -> ReplicaView:
-        name = replica.address.replica_id
-        return ReplicaView(
-            name, replica.load, replica.num_streams, replica.queued_tokens, self._last_chosen.get(name, 0)
-        )
+    def first_token(self, replica_id: str, ttft_s: float) -> None:
+        """A request has had its first token there after so long."""
+        if (member := self._members.get(replica_id)) is not None:
+            old = member.ttft_s
+            member.ttft_s = ttft_s if old is None else (1 - _SMOOTH) * old + _SMOOTH * ttft_s
+
+    def backlog(self) -> list[ReplicaBacklog]:
+        """The queue of each replica that would take a request."""
+        return [
+            ReplicaBacklog(
+                max(m.channel.load.pending_tokens, m.channel.queued_tokens),
+                max(m.channel.load.waiting, m.channel.num_streams - m.channel.load.running),
+                m.rate.tokens_per_s,
+            )
+            for m in self._members.values()
+            if m.channel.usable
+        ]
 
     async def _ask(self) -> None:
         answers: list[Any]
@@ -98,15 +136,32 @@ class Pool:
 
     def _follow(self, infos: dict[str, ReplicaInfo]) -> None:
         """Connects to the replicas that are new, and lets go of those that are unfit or gone."""
-        for name in list(self._replicas):
-            if name not in infos or infos[name].address != self._replicas[name].address:
-                self._replicas.pop(name).retire()
-                self._last_chosen.pop(name, None)
-        for name in infos.keys() - self._replicas.keys():
-            self._replicas[name] = ChannelClient(infos[name].address, self._note, self._rng)
+        for name in list(self._members):
+            if name not in infos or infos[name].address != self._members[name].channel.address:
+                self._members.pop(name).channel.retire()
+                self.prefixes.forget(name)
+        for name in infos.keys() - self._members.keys():
+            told = partial(self._told, name)
+            self._members[name] = _Member(ChannelClient(infos[name].address, self._note, self._rng, told))
         self._note()
+
+    def _told(self, replica_id: str, added: list[bytes], removed: list[bytes]) -> None:
+        self.prefixes.add(replica_id, added)
+        self.prefixes.remove(replica_id, removed)
 
     def _note(self) -> None:
         if self._was_up and not self.up:
             log.warning("pool %s is down", self.name)
         self._was_up = self.up
+
+
+def _view(member: _Member) -> ReplicaView:
+    channel = member.channel
+    return ReplicaView(
+        channel.address.replica_id,
+        channel.load,
+        channel.num_streams,
+        channel.queued_tokens,
+        member.last_chosen,
+        member.ttft_s,
+    )

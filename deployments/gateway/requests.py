@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from deployments.gateway.auth import Tenant, cache_salt
@@ -21,6 +21,7 @@ from deployments.gateway.options import (
     token_ids,
     tools,
 )
+from deployments.gateway.origin import Origin
 from deployments.gateway.prompts import read_prompts, refuse_hopeless, room
 from deployments.gateway.protocol import ChatBody, CompletionBody, GenerationBody, TokenizeBody, parse
 from deployments.gateway.tier_rules import check_ceiling, default_tokens
@@ -49,8 +50,8 @@ class Caller:
 class Job:
     """One HTTP request, ready to run, for `tenant` in the tier called `tier`. Choice `i * n + j` is choice j of
     `requests[i]`. `logprobs`: how many alternatives each reported token has, None for no report. `prompt_logprobs`:
-    the same for the prompt, where the client asked for it by that name. `echoes`: one per request when prompts are to be
-    repeated."""
+    the same for the prompt, where the client asked for it by that name. `echoes`: one per request when prompts are to
+    be repeated. `origin`: for routing."""
 
     id: str
     created: int
@@ -63,6 +64,7 @@ class Job:
     logprobs: int | None
     prompt_logprobs: int | None
     echoes: tuple[Echo, ...] = ()
+    origin: Origin = field(default_factory=Origin)
 
     @property
     def n(self) -> int:
@@ -87,7 +89,8 @@ def chat_job(fields: dict[str, Any], caller: Caller) -> Job:
     default = default_tokens(caller.tier, None, len(prompt), body.n or 1)
     max_tokens = room(model, len(prompt), asked, default, "messages")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return _job("chatcmpl", body, model, caller, [prompt], [max_tokens], logprobs, False)
+    job = _job("chatcmpl", body, model, caller, [prompt], [max_tokens], logprobs, False)
+    return replace(job, origin=Origin("/chat/completions", fields, job.tier))
 
 
 def completion_job(fields: dict[str, Any], caller: Caller) -> Job:
@@ -100,7 +103,8 @@ def completion_job(fields: dict[str, Any], caller: Caller) -> Job:
     num_prompt, num_choices = sum(map(len, prompts)), len(prompts) * (body.n or 1)
     default = default_tokens(caller.tier, _DEFAULT_COMPLETION_TOKENS, num_prompt, num_choices)
     max_tokens = [room(model, len(prompt), body.max_tokens, default, None) for prompt in prompts]
-    return _job("cmpl", body, model, caller, prompts, max_tokens, body.logprobs, bool(body.echo))
+    job = _job("cmpl", body, model, caller, prompts, max_tokens, body.logprobs, bool(body.echo))
+    return replace(job, origin=Origin("/completions", fields, job.tier))
 
 
 def tokenize(fields: dict[str, Any], caller: Caller) -> dict[str, Any]:
@@ -196,8 +200,9 @@ def _job(
     unique = f"{kind}-{uuid.uuid4().hex}"
     salt = cache_salt(caller.tenant, body.cache_salt)
     priority = caller.tier.priority + caller.tenant.priority + (body.priority or 0)  # bodies cannot go below 0
+    org = caller.tenant.org
     requests = tuple(
-        GenerateRequest(f"{unique}-{i}", prompt, replace(sampling, max_tokens=limit), priority, None, salt)
+        GenerateRequest(f"{unique}-{i}", prompt, replace(sampling, max_tokens=limit), priority, None, salt, org)
         for i, (prompt, limit) in enumerate(zip(prompts, max_tokens, strict=True))
     )
     return Job(

@@ -1,36 +1,34 @@
-"""The gateway's backend on Ray Serve: plan by the router, then a stream from one of the pool's replicas."""
+"""The gateway's backend on Ray Serve: plans by its copy of the routing table, and lets the dispatcher do the rest."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from grpc import RpcError  # type: ignore[import-untyped]
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from deployments.channel.errors import StreamLostError
+from deployments.config import ModelConfig
 from deployments.gateway.backend import ServedModel
-from deployments.gateway.errors import ModelUnavailableError, ReplicaLostError
+from deployments.gateway.dispatch import Dispatcher
+from deployments.gateway.errors import ModelUnavailableError, model_not_found, unsupported
+from deployments.gateway.origin import Origin
+from deployments.gateway.places import Ask, Place, UpstreamPlace
 from deployments.gateway.pool import Pool
+from deployments.gateway.pool_place import PoolPlace
+from deployments.gateway.table_feed import follow
 from deployments.metrics import exposition
 from deployments.replica_info import ReplicaInfo
-from deployments.router.plan import RoutePlan, RouteRequest
+from deployments.router.plan import RouteRequest, Unfit, plan
 from deployments.router.policies import POLICIES
-from deployments.router.policies.base import RouteHint
-from engine.errors import EngineDeadError, QueueFullError
+from deployments.router.table import Route, RoutingTable
+from deployments.upstream.client import Upstream
+from deployments.upstream.config import UpstreamConfig
+from engine.errors import ContextLengthError
 from engine.types import GenerateRequest, TokenDelta
 
-log = logging.getLogger("ray.serve")
-
-_ATTEMPTS = 3  # replicas of one pool that may lose a request before its first token
-_PLAN_TIMEOUT_S = 1.0
-_STALE = 10.0  # times its validity: how long a plan may serve while the next is being asked for
 _METRICS_TIMEOUT_S = 2.0
 _RETRY_AFTER_S = 5.0  # about what a replica's restart takes
 
@@ -41,54 +39,67 @@ class ServeBackend:
     def __init__(
         self,
         models: Mapping[str, ServedModel],
+        configs: Sequence[ModelConfig],
+        upstreams: Sequence[UpstreamConfig],
         router: DeploymentHandle[Any],
         pools: Mapping[str, DeploymentHandle[Any]],
         gateways: DeploymentHandle[Any],
-        policies: Mapping[str, str],
+        zone: str = "",
+        region: str = "",
     ) -> None:
-        """`policies`: pool -> how it chooses a replica, a name in POLICIES."""
+        """`models`: each pool's, under the pool's name. `zone` and `region` are this gateway's own. Raises ValueError
+        when an upstream's key is not to be had."""
         self._gateways = gateways
-        self._models = dict(models)
-        self._router = router
-        self._plans: dict[str, RoutePlan] = {}  # the last of each model
-        self._valid_until: dict[str, float] = {}  # loop time
-        self._asking: dict[str, asyncio.Task[RoutePlan | None]] = {}
-        self._pools = {name: self._pool(name, handle, policies[name]) for name, handle in pools.items()}
+        self._by_pool = dict(models)
+        self._models: dict[str, ServedModel] = {}
+        self._table: RoutingTable | None = None  # as the router gave it
+        self._known: RoutingTable | None = None  # with what the pools say of themselves
+        self._zone, self._region = zone, region
+        clock = asyncio.get_running_loop().time
+        self._pools = {c.name: self._pool(c, pools[c.name]) for c in configs}
+        places: dict[str, Place] = {c.name: PoolPlace(self._pools[c.name], c.max_queue_s, clock) for c in configs}
+        places |= {config.name: UpstreamPlace(Upstream(config)) for config in upstreams}
+        self._dispatcher = Dispatcher(places, clock)
         self._watch = [asyncio.create_task(pool.watch()) for pool in self._pools.values()]
-        self._watch.append(asyncio.create_task(self._first_plans()))
+        self._watch.append(asyncio.create_task(follow(router, self._use)))
 
     def models(self) -> Mapping[str, ServedModel]:
         return self._models
 
     async def ready(self) -> bool:
-        return self._plans.keys() >= self._models.keys() and all(pool.up for pool in self._pools.values())
+        return self._known is not None and all(pool.up for pool in self._pools.values())
 
     async def generate(
-        self, model_id: str, requests: tuple[GenerateRequest, ...], streamed: bool
+        self, model_id: str, requests: tuple[GenerateRequest, ...], streamed: bool, origin: Origin
     ) -> AsyncIterator[list[TokenDelta]]:
-        """Tries the plan's pools in order, and several replicas of each, until one gives a first delta; after that
-        nothing is retried."""
-        plan = await self._plan(model_id)
-        hint = RouteHint(sum(len(request.prompt) for request in requests))
-        refusal: Exception = ModelUnavailableError(_RETRY_AFTER_S)
-        for pool in (self._pools[name] for name in (plan.candidates if plan else ())):
-            tried: set[str] = set()
-            while len(tried) < _ATTEMPTS and (replica := pool.choose(hint, tried)) is not None:
-                tried.add(replica.address.replica_id)
-                stream = replica.open(requests, streamed)
-                try:
-                    async for deltas in stream:
-                        yield deltas
-                    return
-                except (StreamLostError, EngineDeadError) as error:
-                    log.warning("pool %s has lost a replica: %s", pool.name, error)
-                    if stream.started:
-                        raise ReplicaLostError from None
-                except QueueFullError as full:
-                    refusal = full
-                finally:
-                    stream.close()
-        raise refusal
+        if self._known is None:
+            raise ModelUnavailableError(_RETRY_AFTER_S)
+        first = requests[0]
+        num_tokens = max(len(r.prompt) + r.sampling.max_tokens for r in requests)
+        route = plan(
+            RouteRequest(
+                model_id,
+                first.request_id,
+                origin.session,
+                origin.tier,
+                first.priority,
+                num_tokens,
+                origin.needs,
+                self._zone,
+                self._region,
+            ),
+            self._known,
+        )
+        if route is None:
+            raise model_not_found(model_id)
+        if route.unfit is not None:
+            raise self._unfit(route.unfit, model_id, num_tokens)
+        stream = self._dispatcher.generate(Ask(requests, streamed, origin), route)
+        try:
+            async for deltas in stream:
+                yield deltas
+        finally:
+            await stream.aclose()
 
     async def metrics(self) -> bytes | None:
         """Every process of the graph asked now. One that does not answer in time is left out."""
@@ -99,45 +110,46 @@ class ServeBackend:
         )
         return exposition(families for a in answers if not isinstance(a, BaseException) for families in a)
 
-    async def _plan(self, model_id: str) -> RoutePlan | None:
-        """The router's answer for this model. One that is no longer valid, but not for long, still serves while the
-        next is asked for; while the router has none, so does the last one it gave. None: there has never been one."""
-        now = asyncio.get_running_loop().time()
-        plan = self._plans.get(model_id)
-        expired_s = now - self._valid_until.get(model_id, 0.0)
-        if plan is not None and expired_s <= 0:
-            return plan
-        asking = self._asking.get(model_id)
-        if asking is None or asking.done():
-            asking = self._asking[model_id] = asyncio.create_task(self._ask_plan(model_id))
-        if plan is not None and expired_s <= _STALE * plan.valid_s:
-            return plan
-        return await asyncio.shield(asking)
+    def _unfit(self, why: Unfit, model_id: str, num_tokens: int) -> Exception:
+        match why:
+            case Unfit.TIER:
+                return model_not_found(model_id)
+            case Unfit.ABILITY:
+                return unsupported("model", f"No pool of the model `{model_id}` can do what the request asks for.")
+        limit = self._models[model_id].max_model_len
+        return ContextLengthError(
+            f"This model's maximum context length is {limit} tokens. However, you requested {num_tokens} tokens. "
+            "Please reduce the length of the prompt or completion.",
+            "prompt",
+        )
 
-    async def _ask_plan(self, model_id: str) -> RoutePlan | None:
-        now = asyncio.get_running_loop().time()
-        call: Any = self._router.plan.remote(RouteRequest(model_id))
-        try:
-            plan: RoutePlan | None = await asyncio.wait_for(call, _PLAN_TIMEOUT_S)
-        except (TimeoutError, RayError, RayServeException, RpcError) as error:
-            log.warning("no plan for %s from the router: %s", model_id, type(error).__name__)
-            return self._plans.get(model_id)
-        finally:
-            call.cancel()
-        if plan is not None:
-            self._plans[model_id] = plan
-            self._valid_until[model_id] = now + plan.valid_s
-        return plan
+    # --------------------------------------------------------------------------------- the table and what pools say
 
-    async def _first_plans(self) -> None:
-        for model_id in self._models:
-            while await self._plan(model_id) is None:
-                await asyncio.sleep(0.1)
+    def _use(self, table: RoutingTable) -> None:
+        self._table = table
+        self._refresh()
 
-    def _pool(self, name: str, handle: DeploymentHandle[Any], policy: str) -> Pool:
+    def _refresh(self) -> None:
+        if self._table is None:
+            return
+        room = {name: served.max_model_len for name, served in self._by_pool.items() if served.max_model_len}
+        self._known = self._table.with_room(room)
+        self._models = {model: self._served(route, self._known) for model, route in self._known.routes.items()}
+
+    def _served(self, route: Route, table: RoutingTable) -> ServedModel:
+        """A route as clients see it: the text side of its first pool, the context of its longest."""
+        targets = [table.targets[name] for name in (*(share.target for share in route.shares), *route.fallbacks)]
+        longest = max((t.longest or 0 for t in targets if t.room is not None), default=0)
+        return replace(self._by_pool[route.shares[0].target], id=route.model, max_model_len=longest)
+
+    def _pool(self, config: ModelConfig, handle: DeploymentHandle[Any]) -> Pool:
+        name = config.name
+
         def learn(info: ReplicaInfo) -> None:
-            self._models[name] = replace(
-                self._models[name], max_model_len=info.max_model_len, fingerprint=info.fingerprint
+            self._by_pool[name] = replace(
+                self._by_pool[name], max_model_len=info.max_model_len, fingerprint=info.fingerprint
             )
+            self._refresh()
 
-        return Pool(name, handle, POLICIES.get(policy)(), learn, random.Random())
+        policy = POLICIES.get(config.routing_policy)()
+        return Pool(name, handle, policy, learn, random.Random(), config.engine.block_size)

@@ -1,15 +1,34 @@
-"""ModelRouter: answers one unary plan per request and never touches tokens."""
+"""ModelRouter: keeps the routing table. It sees no request of its gateways: they plan by copies of the table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+from deployments.router.config import RoutingConfig, compiled
 from deployments.router.plan import RoutePlan, RouteRequest, plan
+from deployments.router.table import RoutingTable
 
 
 class ModelRouter:
-    def __init__(self, pools: Mapping[str, tuple[str, ...]]) -> None:
-        self._pools = dict(pools)
+    """Serve calls reconfigure() with the deployment's `user_config`, at the start and whenever that has changed."""
+
+    def __init__(self, pools: tuple[str, ...], upstreams: tuple[str, ...], tiers: Mapping[str, int]) -> None:
+        """`tiers`: their priorities."""
+        self._pools = pools
+        self._upstreams = upstreams
+        self._tiers = dict(tiers)
+        self._table = compiled(RoutingConfig(), pools, upstreams, tiers)
+
+    def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+        """Raises ValueError, which Serve reports, and then changes nothing."""
+        config = RoutingConfig.model_validate(user_config)
+        self._table = compiled(config, self._pools, self._upstreams, self._tiers)
+
+    async def table(self, known: str) -> RoutingTable | None:
+        """None: its revision is still `known`."""
+        return None if known == self._table.revision else self._table
 
     async def plan(self, request: RouteRequest) -> RoutePlan | None:
-        return plan(request, self._pools)
+        """For callers that ask too seldom to keep a table."""
+        return plan(request, self._table)

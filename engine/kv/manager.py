@@ -65,6 +65,10 @@ class PagedKVCache:
     def num_free(self) -> int:
         return self._pool.num_free
 
+    def published(self) -> list[bytes]:
+        """The digests under which a block can be found now. One step of the interpreter: safe from any thread."""
+        return self._pool.published()
+
     @property
     def num_pinned(self) -> int:
         """Blocks' worth of pinned prefixes, whether or not they have been computed yet."""

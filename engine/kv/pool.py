@@ -75,6 +75,10 @@ class BlockPool:
             self._index[digest] = block
             self._digests[block] = digest
 
+    def published(self) -> list[bytes]:
+        """All digests that find() would know. One step of the interpreter: safe from any thread."""
+        return list(self._index)
+
     def find(self, digest: bytes) -> int | None:
         """The published block; valid until the next acquire() unless touched."""
         return self._index.get(digest)

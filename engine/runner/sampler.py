@@ -72,6 +72,9 @@ class Sampler:
         banned = self._eos_ids | p.stop_token_ids if p.min_tokens > 0 else frozenset()
         counts_prompt = p.repetition_penalty != 1.0
         history = TokenHistory(new.prompt if counts_prompt else (), self._vocab_size) if has_penalties(p) else None
+        if history is not None:
+            for token in new.output:
+                history.append(token)
         greedy = p.temperature < GREEDY_BELOW or p.top_k == 1 or p.top_p <= 0.0
         self._states[new.seq_id] = _State(
             params=p,

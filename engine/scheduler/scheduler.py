@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import islice
 from typing import NamedTuple
 
 from engine.config import EngineConfig
@@ -280,9 +279,7 @@ class Scheduler:
     def _announce(self, granted: Iterable[Sequence]) -> tuple[NewSequence, ...]:
         new = [seq for seq in granted if seq.seq_id not in self._announced]
         self._announced.update(seq.seq_id for seq in new)
-        return tuple(
-            NewSequence(s.seq_id, s.request.sampling, s.seed, tuple(islice(s.tokens, s.num_prompt))) for s in new
-        )
+        return tuple(_announcement(seq) for seq in new)
 
     def _observe(self, plan: StepPlan, seconds: float) -> None:
         decodes = prompt_tokens = 0
@@ -323,3 +320,8 @@ class Scheduler:
         if not (count or reason or got.prompt_logprobs):
             return None
         return SeqUpdate(seq, got.token_ids[:count], got.logprobs[:count], piece.start + 1, got.prompt_logprobs, reason)
+
+
+def _announcement(seq: Sequence) -> NewSequence:
+    tokens = tuple(seq.tokens)
+    return NewSequence(seq.seq_id, seq.request.sampling, seq.seed, tokens[: seq.num_prompt], tokens[seq.num_prompt :])

@@ -194,19 +194,22 @@ def test_a_call_with_many_choices_ends_once() -> None:
     assert calls.outlet.idle
 
 
-def test_what_is_wanted_whole_is_said_once() -> None:
+def test_of_what_is_wanted_whole_only_the_first_word_comes_early() -> None:
     calls = Calls(2)
     stream = calls.open("whole", whole=True, n=2)
     for nth in range(1, 4):
         calls.step()
         calls.outlet.deliver([(stream, [delta("whole", nth)])])
+        assert (stream in calls.ready) == (nth == 1)
+        if nth == 1:
+            assert calls.took(stream) == 1
         calls.loop.to(calls.loop.now + MAX_WAIT_S * 2)
     end = delta("whole", 4, finish_reason=FinishReason.LENGTH)
     calls.outlet.deliver([(stream, [end])])
     assert stream not in calls.ready
     calls.outlet.deliver([(stream, [replace(end, index=1)])])
     assert calls.ready.count(stream) == 1
-    assert [(d.index, d.token_ids) for d in stream.take()] == [(0, (1, 2, 3, 4)), (1, (4,))]
+    assert [(d.index, d.token_ids) for d in stream.take()] == [(0, (2, 3, 4)), (1, (4,))]
     assert stream.ended
 
 

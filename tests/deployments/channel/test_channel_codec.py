@@ -134,7 +134,7 @@ def test_a_type_that_cannot_travel_is_found_out_at_once(cls: type[Any]) -> None:
 
 
 def test_a_wrong_number_of_fields_is_an_error() -> None:
-    with pytest.raises(ValueError, match="Load has 4 fields, not 1"):
+    with pytest.raises(ValueError, match="Load has 5 fields, not 1"):
         to_load((1,))
     assert Decoder(Load).schema != Decoder(Timings).schema
 

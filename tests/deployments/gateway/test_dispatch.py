@@ -17,7 +17,7 @@ from deployments.gateway.origin import Origin
 from deployments.gateway.places import Ask, Deltas, UpstreamPlace
 from deployments.router.circuit import State
 from deployments.router.failures import Failure
-from deployments.router.plan_next import RoutePlan
+from deployments.router.plan import RoutePlan
 from deployments.router.table import Limits
 from deployments.upstream.client import Upstream
 from deployments.upstream.config import UpstreamConfig

@@ -15,7 +15,14 @@ from helpers_gateway import COUNT, HI, MODEL, FakeBackend, client, demo_model, e
 from deployments.gateway.config import GatewayConfig
 from deployments.gateway.errors import ModelUnavailableError, ReplicaLostError
 from deployments.gateway.request_log import RequestLog
-from engine.errors import CapacityError, ContextLengthError, EngineDeadError, InvalidRequestError, QueueFullError
+from engine.errors import (
+    CapacityError,
+    ContextLengthError,
+    DeadlineError,
+    EngineDeadError,
+    InvalidRequestError,
+    QueueFullError,
+)
 
 CHAT, COMP = "/v1/chat/completions", "/v1/completions"
 BODY = {"model": MODEL, "prompt": COUNT, "max_tokens": 4}
@@ -267,6 +274,7 @@ BACKEND_ERRORS: list[tuple[Exception, int, str, str | None]] = [
     (CapacityError("never fits", "max_tokens"), 400, "invalid_request_error", None),
     (ModelUnavailableError(3.2), 503, "service_unavailable_error", "model_not_ready"),
     (QueueFullError("full"), 503, "service_unavailable_error", "server_is_overloaded"),
+    (DeadlineError("late"), 503, "service_unavailable_error", "server_is_overloaded"),
     (ReplicaLostError(), 503, "server_error", None),
     (EngineDeadError("died in /usr/lib/x.py"), 503, "server_error", None),
     (ZeroDivisionError("secret /usr/lib/x.py"), 500, "server_error", None),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Generator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,13 +17,16 @@ from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
 
 from deployments.channel.errors import ReplicaFaultError, StreamLostError
+from deployments.config import ModelConfig
 from deployments.gateway import pool as pool_module
-from deployments.gateway import serve_backend
+from deployments.gateway import pool_place, table_feed
 from deployments.gateway.backend import ServedModel
-from deployments.gateway.errors import ModelUnavailableError, ReplicaLostError
+from deployments.gateway.errors import ApiError, ModelUnavailableError, ReplicaLostError
+from deployments.gateway.origin import Origin
 from deployments.gateway.serve_backend import ServeBackend
 from deployments.replica_info import Address, Load, ReplicaInfo
-from deployments.router.plan import RoutePlan
+from deployments.router.config import RoutingConfig, compiled
+from engine.config import EngineConfig
 from engine.errors import ContextLengthError, EngineDeadError, QueueFullError
 from engine.types import FinishReason, GenerateRequest, SamplingParams, TokenDelta
 
@@ -87,7 +89,7 @@ class Replica:
     connected: int = 0
     retired: int = 0
 
-    def open(self, requests: tuple[GenerateRequest, ...], streamed: bool) -> Stream:
+    def open(self, requests: tuple[GenerateRequest, ...], streamed: bool, new_tokens: int) -> Stream:
         self.streams.append(Stream(self.calls.pop(0)))
         self.streamed.append(streamed)
         return self.streams[-1]
@@ -103,7 +105,7 @@ class Replicas(dict[str, Replica]):
         self[name] = Replica(info(name).address)
         return self[name]
 
-    def connect(self, address: Address, on_change: Callable[[], None], rng: random.Random) -> Replica:
+    def connect(self, address: Address, on_change: object, rng: object, on_prefixes: object) -> Replica:
         self[address.replica_id].connected += 1
         return self[address.replica_id]
 
@@ -113,6 +115,7 @@ def replicas(monkeypatch: pytest.MonkeyPatch) -> Iterator[Replicas]:
     made = Replicas()
     monkeypatch.setattr(pool_module, "ChannelClient", made.connect)
     monkeypatch.setattr(pool_module, "_POLL_S", 0.002)
+    monkeypatch.setattr(table_feed, "_POLL_S", 0.002)
     yield made
 
 
@@ -159,17 +162,18 @@ class Call:
 
 
 class Router:
-    """Its handle. `answer` None: no answer ever comes."""
+    """Its handle. `answer` None: no answer ever comes. Each pool is a model; `others` stand behind all of them."""
 
-    def __init__(self, *candidates: str) -> None:
-        self.answer: Any = RoutePlan(candidates, 0)
+    def __init__(self, pools: Collection[str], *others: str) -> None:
+        routes = {"routes": {name: {"pools": [name], "fallbacks": others} for name in pools}}
+        self.answer: Any = compiled(RoutingConfig.model_validate(routes), pools, (), {"default": 0})
         self.made: list[Call] = []
 
     @property
-    def plan(self) -> Router:
+    def table(self) -> Router:
         return self
 
-    def remote(self, request: Any) -> Call:
+    def remote(self, known: str) -> Call:
         self.made.append(Call(self.answer))
         return self.made[-1]
 
@@ -177,16 +181,12 @@ class Router:
 @asynccontextmanager
 async def backend(router: Router | None = None, **pools: Handle) -> AsyncIterator[ServeBackend]:
     models = {name: ServedModel(name, 0, "tests", 0, demo_text()) for name in pools}
+    configs = [ModelConfig(name=name, engine=EngineConfig("none"), routing_policy="round_robin") for name in pools]
+    router = router or Router(pools)
     tasks = asyncio.all_tasks()
-    made = ServeBackend(
-        models,
-        router or Router(*pools),  # type: ignore[arg-type]
-        pools,  # type: ignore[arg-type]
-        Handle(list),  # type: ignore[arg-type]
-        dict.fromkeys(pools, "round_robin"),
-    )
+    made = ServeBackend(models, configs, (), router, pools, Handle(list))  # type: ignore[arg-type]
     try:
-        await settled(lambda: all(handle.asked > 1 for handle in pools.values()))
+        await settled(lambda: all(handle.asked > 1 for handle in pools.values()) and len(router.made) > 1)
         yield made
     finally:
         for task in asyncio.all_tasks() - tasks:
@@ -201,7 +201,7 @@ async def settled(condition: Callable[[], bool]) -> None:
 
 
 async def run(b: ServeBackend, request: GenerateRequest = REQUEST, model: str = "a") -> list[int]:
-    return [t async for deltas in b.generate(model, (request,), True) for d in deltas for t in d.token_ids]
+    return [t async for deltas in b.generate(model, (request,), True, Origin()) for d in deltas for t in d.token_ids]
 
 
 def rpc_error(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
@@ -214,7 +214,7 @@ async def test_a_request_that_goes_well(replicas: Replicas) -> None:
         assert b.models()["a"].max_model_len == 512 and b.models()["a"].fingerprint == "fp_a"
         assert await b.ready()
         assert await run(b) == [1, 2]
-        async for _ in b.generate("a", (REQUEST,), False):
+        async for _ in b.generate("a", (REQUEST,), False, Origin()):
             pass
     assert replicas["a"].streamed == [True, False]
     assert [s.closed for s in replicas["a"].streams] == [True, True]
@@ -230,21 +230,25 @@ async def test_a_replica_lost_before_the_first_token_is_replaced_by_another(
 ) -> None:
     replicas["a"].calls, replicas["b"].calls = [[loss]], [GOOD]
     async with backend(a=Handle(lambda: [info("a"), info("b")])) as b:
-        b._pools["a"]._last_chosen["b"] = 1  # it is a's turn
+        b._pools["a"]._members["b"].last_chosen = 1  # it is a's turn
         assert await run(b) == [1, 2]
     assert [s.closed for name in "ab" for s in replicas[name].streams] == [True, True]
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=repr)
-async def test_a_replica_lost_later_ends_the_request_with_an_error(replicas: Replicas, loss: BaseException) -> None:
-    replicas["a"].calls, replicas["b"].calls = [[token(1), loss]], [[token(1), loss]]
+async def test_replicas_lost_later_one_after_the_other_end_it_with_an_error(
+    replicas: Replicas, loss: BaseException
+) -> None:
+    replicas["a"].calls, replicas["b"].calls = [[token(1), loss]], [[loss]]
     seen: list[TokenDelta] = []
     async with backend(a=Handle(lambda: [info("a"), info("b")])) as b:
+        b._pools["a"]._members["b"].last_chosen = 1  # it is a's turn
+        replicas["a"].calls.append([loss])
         with pytest.raises(ReplicaLostError):
-            async for deltas in b.generate("a", (REQUEST,), True):
+            async for deltas in b.generate("a", (REQUEST,), True, Origin()):
                 seen += deltas
     assert [d.token_ids for d in seen] == [(1,)]
-    assert [s.closed for name in "ab" for s in replicas[name].streams] == [True]
+    assert all(s.closed for name in "ab" for s in replicas[name].streams)
 
 
 async def test_losses_in_a_row_end_in_unavailable(replicas: Replicas) -> None:
@@ -254,7 +258,7 @@ async def test_losses_in_a_row_end_in_unavailable(replicas: Replicas) -> None:
     async with backend(a=Handle(lambda: [info(name) for name in names])) as b:
         with pytest.raises(ModelUnavailableError):
             await run(b)
-    assert sum(len(replicas[name].streams) for name in names) == serve_backend._ATTEMPTS
+    assert sum(len(replicas[name].streams) for name in names) == pool_place._TRIES
 
 
 async def test_no_replica_is_tried_twice(replicas: Replicas) -> None:
@@ -328,7 +332,7 @@ async def test_a_replica_at_another_address_is_connected_anew(replicas: Replicas
 async def test_the_next_pool_serves_when_the_first_is_down_lost_or_full(replicas: Replicas) -> None:
     replicas["b"].calls = [GOOD] * 4
     a = Handle(list)
-    async with backend(Router("a", "b"), a=a, b=one("b")) as b:
+    async with backend(Router("ab", "b"), a=a, b=one("b")) as b:
         assert await run(b) == [1, 2]
         a.describe = lambda: [info("a")]
         await settled(lambda: b.models()["a"].max_model_len > 0)
@@ -341,14 +345,14 @@ async def test_the_next_pool_serves_when_the_first_is_down_lost_or_full(replicas
 async def test_a_full_replica_is_not_a_full_pool(replicas: Replicas) -> None:
     replicas["a"].calls, replicas["b"].calls = [[QueueFullError("full")]], [GOOD]
     async with backend(a=Handle(lambda: [info("a"), info("b")])) as b:
-        b._pools["a"]._last_chosen["b"] = 1
+        b._pools["a"]._members["b"].last_chosen = 1
         assert await run(b) == [1, 2]
     assert len(replicas["a"].streams) == 1
 
 
 async def test_full_everywhere_is_said_so(replicas: Replicas) -> None:
     replicas["a"].calls, replicas["b"].calls = [[QueueFullError("full")]], [[QueueFullError("full")]]
-    async with backend(Router("a", "b"), a=one("a"), b=one("b")) as b:
+    async with backend(Router("ab", "b"), a=one("a"), b=one("b")) as b:
         with pytest.raises(QueueFullError):
             await run(b)
 
@@ -378,73 +382,61 @@ async def test_cancelling_the_caller_closes_the_stream(replicas: Replicas, befor
 async def test_leaving_the_iterator_closes_the_stream(replicas: Replicas) -> None:
     replicas["a"].calls = [GOOD]
     async with backend(a=one()) as b:
-        stream = b.generate("a", (REQUEST,), True)
+        stream = b.generate("a", (REQUEST,), True, Origin())
         await anext(stream)
         await stream.aclose()  # type: ignore[attr-defined]
     assert replicas["a"].streams[0].closed
 
 
-async def test_cancelling_the_caller_while_the_router_thinks() -> None:
-    router = Router("a")
-    router.answer = RoutePlan(("a",), 0, valid_s=0.0)
-    async with backend(router, a=one()) as b:
-        await settled(b._plans.__len__)
-        router.answer = None
-        before = len(router.made)
-        task = asyncio.create_task(run(b))
-        await settled(lambda: len(router.made) > before)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-
 @pytest.mark.parametrize("trouble", [DEAD, NOBODY, rpc_error(grpc.StatusCode.UNAVAILABLE), None], ids=repr)
-async def test_a_router_in_trouble_is_replaced_by_its_last_plan(
+async def test_a_router_in_trouble_is_replaced_by_its_last_table(
     replicas: Replicas, trouble: BaseException | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serve_backend, "_PLAN_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(table_feed, "_PATIENCE_S", 0.01)
     router = Router("a")
-    plan, router.answer = router.answer, trouble
+    table, router.answer = router.answer, trouble
     replicas["a"].calls = [GOOD]
     async with backend(router, a=one()) as b:
         assert not await b.ready()  # the pool is up, but nobody can say that it serves this model
         with pytest.raises(ModelUnavailableError):
             await run(b)
-        router.answer = plan
-        await settled(b._plans.__len__)
+        router.answer = table
+        await settled(lambda: bool(b.models()))
         assert await b.ready()
         router.answer = trouble
+        asked = len(router.made)
+        await settled(lambda: len(router.made) > asked + 1)
         assert await run(b) == [1, 2]
-    assert all(call.cancelled for call in router.made)
 
 
-@pytest.mark.parametrize(("valid_s", "asked"), [(0.0, 4), (60.0, 1)])
-async def test_a_plan_is_asked_for_again_when_it_is_no_longer_valid(
-    replicas: Replicas, valid_s: float, asked: int
-) -> None:
-    replicas["a"].calls = [GOOD] * 3
+async def test_models_follow_the_table(replicas: Replicas) -> None:
     router = Router("a")
-    router.answer = RoutePlan(("a",), 0, valid_s=valid_s)
     async with backend(router, a=one()) as b:
-        await settled(lambda: len(router.made) == 1)  # the backend's own, to know that it is ready
-        for _ in range(3):
-            assert await run(b) == [1, 2]
-    assert len(router.made) == asked
+        await settled(lambda: set(b.models()) == {"a"})
+        routes = RoutingConfig.model_validate({"routes": {"alias": {"pools": ["a"]}}})
+        router.answer = compiled(routes, ["a"], (), {"default": 0})
+        await settled(lambda: set(b.models()) == {"alias"})
+        assert b.models()["alias"].id == "alias" and b.models()["alias"].max_model_len == 512
+        with pytest.raises(ApiError) as unknown:
+            await run(b)
+        assert unknown.value.status == 404
 
 
-async def test_an_expired_plan_serves_while_the_next_is_asked_for(
-    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("config", "origin", "error"),
+    [
+        ({"tiers": {"default": {"pools": []}}}, Origin(), ApiError),
+        ({"targets": {"a": {"max_tokens": 3}}}, Origin(), ContextLengthError),
+        ({"targets": {"a": {"abilities": []}}}, Origin(fields={"logprobs": 3}), ApiError),
+    ],
+)
+async def test_what_no_pool_may_serve(
+    replicas: Replicas, config: dict[str, Any], origin: Origin, error: type[Exception]
 ) -> None:
-    monkeypatch.setattr(serve_backend, "_STALE", 1e9)
-    replicas["a"].calls, replicas["b"].calls = [GOOD], [GOOD]
     router = Router("a")
-    router.answer = RoutePlan(("a",), 0, valid_s=0.01)
-    async with backend(router, a=one("a"), b=one("b")) as b:
-        await settled(lambda: b._plans.keys() == {"a", "b"})
-        loop = asyncio.get_running_loop()
-        await settled(lambda: loop.time() > b._valid_until["a"])
-        router.answer, before = RoutePlan(("b",), 0, valid_s=60.0), len(router.made)
-        assert await run(b) == [1, 2] and len(replicas["a"].streams) == 1
-        await settled(lambda: b._plans["a"].candidates == ("b",))
-        assert await run(b) == [1, 2] and len(replicas["b"].streams) == 1
-        assert len(router.made) == before + 1
+    router.answer = compiled(RoutingConfig.model_validate(config), ["a"], (), {"default": 0})
+    async with backend(router, a=one()) as b:
+        with pytest.raises(error):
+            async for _ in b.generate("a", (REQUEST,), True, origin):
+                pass
+    assert not replicas["a"].streams

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from deployments.router.config import RoutingConfig, compiled
 from deployments.router.failures import Failure
-from deployments.router.plan_next import RoutePlan, RouteRequest, Unfit, plan
+from deployments.router.plan import RoutePlan, RouteRequest, Unfit, plan
 from deployments.router.table import RoutingTable
 
 POOLS = ("fast", "long", "canary")

