@@ -40,7 +40,8 @@ def sampling(i: int) -> SamplingParams:
 
 
 def config(path: str, **settings) -> EngineConfig:
-    defaults = {"num_kv_blocks": 64, "num_threads": 1, "device": "cpu"}
+    # A slowdown without limit: what is scheduled, and so whether anything is preempted, depends on no clock.
+    defaults = {"num_kv_blocks": 64, "num_threads": 1, "device": "cpu", "max_decode_slowdown": float("inf")}
     return EngineConfig(model=path, **defaults | settings)
 
 

@@ -60,7 +60,9 @@ class Demo:
         self.text: TextModel = load_text(self.path)
 
     def engine(self, num_blocks: int = 1024, **settings: object) -> Engine:
-        config = EngineConfig(model=self.path, num_kv_blocks=num_blocks, **settings)  # type: ignore[arg-type]
+        # A slowdown without limit: whether anything is preempted depends on no clock.
+        always = {"num_kv_blocks": num_blocks, "max_decode_slowdown": float("inf")}
+        config = EngineConfig(model=self.path, **always, **settings)  # type: ignore[arg-type]
         return Engine(config, executor=Borrowed(self._executor, self._capacity, num_blocks), text=self.text)
 
 

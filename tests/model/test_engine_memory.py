@@ -53,7 +53,8 @@ class Demo:
         lent = Lent(self._executor)
         capacity = replace(self._capacity, num_blocks=num_blocks, num_host_slots=num_host_slots)
         lent.start = lambda: capacity  # type: ignore[method-assign]
-        config = EngineConfig(model=self.path, **settings)  # type: ignore[arg-type]
+        # A slowdown without limit: whether anything is preempted depends on no clock.
+        config = EngineConfig(model=self.path, max_decode_slowdown=float("inf"), **settings)  # type: ignore[arg-type]
         return Engine(config, executor=lent, text=self.text), lent
 
 
