@@ -19,6 +19,7 @@ from load_tests.errors import LoadError
 _SHARES = {"POST": 8, "GET": 1}  # where there is a body, there is more to get wrong
 _SMALL = {"max_tokens": 4, "max_completion_tokens": 4, "n": 2}
 _SHOWN = 5
+_PATIENCE_S = 60.0
 
 
 def _bearer(key: str) -> type[Any]:
@@ -104,9 +105,9 @@ def _try(operation: Any, cases: int, seed: int, models: list[str], statuses: Cou
     def check(case: Any, known: str | None) -> None:
         if isinstance(case.body, dict):
             _ease(case.body, known)
-            if operation.path.endswith("/completions"):
-                case.body.setdefault("max_tokens", 4)  # the default of a chat is all that its context leaves
-        response = case.call()
+            if operation.path.endswith("/completions") and case.body.get("max_tokens") is None:
+                case.body["max_tokens"] = 4  # the default of a chat is all that its context leaves
+        response = case.call(timeout=_PATIENCE_S)
         statuses[response.status_code] += 1
         if response.status_code >= 500 and "retry-after" not in response.headers:
             raise AssertionError(f"{response.status_code}: {response.text[:300]}")

@@ -68,12 +68,13 @@ def _assistant(at: str, item: dict[str, Any], message: Message, calls: set[str])
         if item.get(key) is not None:
             raise unsupported(f"{at}.{key}", f"Unsupported parameter: '{at}.{key}' is not supported with this model.")
     tool_calls = item.get("tool_calls")
+    refused = None if item.get("refusal") is None else _string(f"{at}.refusal", item["refusal"])
     if item.get("content") is not None:
         message["content"] = _text(f"{at}.content", item["content"], refusals=True)
     elif tool_calls:
         message["content"] = ""
-    elif item.get("refusal") is not None:
-        message["content"] = _string(f"{at}.refusal", item["refusal"])
+    elif refused is not None:
+        message["content"] = refused
     else:
         raise missing(f"{at}.content") if "content" not in item else wrong_type(f"{at}.content", _TEXT, None)
     if tool_calls is not None:

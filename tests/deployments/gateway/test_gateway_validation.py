@@ -23,6 +23,9 @@ def user(content: Any) -> list[Any]:
     return [{"role": "user", "content": content}]
 
 
+SAID = {"role": "assistant", "content": "x"}
+
+
 def called(arguments: Any, **changes: Any) -> list[Any]:
     function = {"name": "f", "arguments": arguments}
     return [
@@ -106,6 +109,8 @@ ONE_PATH: list[tuple[str, dict[str, Any], str | None, str | None]] = [
     (CHAT, {"messages": user([{"type": "image_url"}])}, "messages[0].content[0].type", "unsupported_value"),
     (CHAT, {"messages": user([{"type": "poem"}])}, "messages[0].content[0].type", "invalid_value"),
     (CHAT, {"messages": [{"role": "assistant"}]}, "messages[0].content", "missing_required_parameter"),
+    (CHAT, {"messages": [SAID | {"refusal": False}]}, "messages[0].refusal", "invalid_type"),
+    (CHAT, {"messages": [SAID | {"content": None, "refusal": 1}]}, "messages[0].refusal", "invalid_type"),
     (CHAT, {"messages": called("[1]")}, "messages[1].tool_calls[0].function.arguments", "invalid_value"),
     (CHAT, {"messages": called("{bad")}, "messages[1].tool_calls[0].function.arguments", "invalid_value"),
     (CHAT, {"messages": called({"x": 1})}, "messages[1].tool_calls[0].function.arguments", "invalid_type"),
