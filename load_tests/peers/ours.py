@@ -10,7 +10,8 @@ from pathlib import Path
 from load_tests.peers.base import Launch, Models, Say
 
 _ROOT = Path(__file__).resolve().parents[2]
-_MAIN = "import sys; from deployments.cli.main import main; sys.exit(main())"
+SLUICE = (sys.executable, "-c", "import sys; from deployments.cli.main import main; sys.exit(main())")
+"""The command `sluice` of the environment that runs this."""
 
 
 class _Ours:
@@ -32,7 +33,7 @@ class _Ours:
 
     def launch_model(self, model: Path, port: int) -> Launch:
         command = ("serve", str(model), "--port", str(port), "--name", "demo")
-        return Launch((sys.executable, "-c", _MAIN, *command), "demo")
+        return Launch((*SLUICE, *command), "demo")
 
 
 class Bf16(_Ours):

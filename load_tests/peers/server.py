@@ -28,13 +28,11 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-@contextmanager
-def running(launch: Launch, port: int, log: Path) -> Iterator[str]:
-    """The base URL of a server that has answered the check prompt right. Raises PeerError. The server is stopped at
-    the end, whatever happened; its output goes to `log`."""
+def start(launch: Launch, log: Path) -> subprocess.Popen[bytes]:
+    """In a process group of its own, for stop(). Its output goes to `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as out:
-        child = subprocess.Popen(
+        return subprocess.Popen(
             launch.argv,
             stdin=subprocess.DEVNULL,
             stdout=out,
@@ -42,6 +40,13 @@ def running(launch: Launch, port: int, log: Path) -> Iterator[str]:
             start_new_session=True,
             env=os.environ | dict(launch.env),
         )
+
+
+@contextmanager
+def running(launch: Launch, port: int, log: Path) -> Iterator[str]:
+    """The base URL of a server that has answered the check prompt right. Raises PeerError. The server is stopped at
+    the end, whatever happened; its output goes to `log`."""
+    child = start(launch, log)
     url = f"http://127.0.0.1:{port}"
     try:
         _wait(child, url, launch, log)

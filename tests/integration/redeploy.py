@@ -5,23 +5,14 @@ Run by test_serve_channel, in a process of its own: Ray's switches are set once 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+
+from deploying import WAIT_S, until
 
 from deployments.cli import processes
 from deployments.cli.local_ray import LocalRay, free_port, remove_stale, set_environment
 
-WAIT_S = 120.0
 STREAMS, TOKENS = 4, 600
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise SystemExit(f"still no {what}")
-        time.sleep(0.05)
 
 
 def main() -> None:

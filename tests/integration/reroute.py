@@ -6,25 +6,15 @@ Run by test_serve_routing, in a process of its own: Ray's switches are set once 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from deploying import WAIT_S, until
+
 from deployments.cli import processes
 from deployments.cli.local_ray import LocalRay, free_port, remove_stale, set_environment
-
-WAIT_S = 120.0
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise SystemExit(f"still no {what}")
-        time.sleep(0.05)
 
 
 def main() -> None:

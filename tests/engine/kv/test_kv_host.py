@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from helpers_kv import A, B, C, Maker, admit
 
 from engine.kv.manager import PagedKVCache
-from engine.types import GenerateRequest, SamplingParams, Sequence
-
-A, B, C = list(range(100, 132)), list(range(200, 232)), list(range(300, 332))
+from engine.types import Sequence
 
 
 def cache(num_blocks: int = 4, num_host_slots: int = 8, caching: bool = True) -> PagedKVCache:
     return PagedKVCache(num_blocks, 4, caching, {"model": "m"}, num_host_slots)
 
 
-class Maker:
-    def __init__(self) -> None:
-        self.num = 0
-
-    def __call__(self, tokens: list[int], salt: str = "", **sampling: int) -> Sequence:
-        self.num += 1
-        request = GenerateRequest(str(self.num), tuple(tokens), SamplingParams(**sampling), cache_salt=salt)
-        return Sequence(self.num, request, list(tokens), len(tokens))
-
-
 @pytest.fixture
 def make() -> Maker:
     return Maker()
-
-
-def admit(kv: PagedKVCache, seq: Sequence) -> bool:
-    hit = kv.lookup(seq)
-    done = kv.reserve(seq, len(seq.tokens) - hit.num_tokens, hit)
-    seq.admitted_before |= done
-    kv.check()
-    return done
 
 
 def compute(kv: PagedKVCache, seq: Sequence, num_tokens: int | None = None) -> None:
