@@ -7,15 +7,20 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from engine.engine import Engine
 from engine.errors import EngineDeadError
+from engine.kv.transfer import KVBlocks
 from engine.streams import Outlet, Stream
 from engine.types import EngineStats, FinishReason, GenerateRequest, TokenDelta
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _STATS_EVERY_S = 0.05  # a snapshot sorts the latency windows: not worth it at every step
 
@@ -32,7 +37,15 @@ class _Abort:
     request_ids: tuple[str, ...]
 
 
-_Command = _Add | _Abort | None  # None stops the thread
+@dataclass(frozen=True, slots=True)
+class _Do:
+    """Something else for the step thread, between two steps."""
+
+    work: Callable[[], Any]
+    outcome: Future[Any]
+
+
+_Command = _Add | _Abort | _Do | None  # None stops the thread
 
 
 class AsyncEngine:
@@ -86,7 +99,7 @@ class AsyncEngine:
             raise EngineDeadError("the engine has stopped after an internal fault")
         loop = asyncio.get_running_loop()
         stream = self._outlets.setdefault(loop, Outlet(loop)).open(requests, on_ready, whole)
-        self._commands.put(_Add(requests, stream, self._clock()))
+        self._command(_Add(requests, stream, self._clock()))
         return stream
 
     def close_stream(self, stream: Stream) -> None:
@@ -99,6 +112,33 @@ class AsyncEngine:
     def abort(self, *request_ids: str) -> None:
         """Thread-safe, idempotent, returns at once; blocks are free before the next step."""
         self._commands.put(_Abort(request_ids))
+
+    async def pin(self, token_ids: Sequence[int], salt: str = "") -> int:
+        """See Engine.pin()."""
+        return await self._do(lambda: self.engine.pin(token_ids, salt))
+
+    async def unpin(self, token_ids: Sequence[int], salt: str = "") -> None:
+        await self._do(lambda: self.engine.unpin(token_ids, salt))
+
+    async def export_prefix(self, token_ids: Sequence[int], salt: str = "") -> KVBlocks:
+        """See KVTransfer. Raises ConfigError where Engine.transfer() does. Steps wait while the blocks are copied."""
+        return await self._do(lambda: self.engine.transfer().export_prefix(token_ids, salt))
+
+    async def import_prefix(self, blocks: KVBlocks) -> int:
+        """As export_prefix()."""
+        return await self._do(lambda: self.engine.transfer().import_prefix(blocks))
+
+    async def _do(self, work: Callable[[], T]) -> T:
+        """Have the step thread do something between two steps. Its exception is the caller's, not a fault of the
+        engine. One that the caller no longer waits for may still be done. Raises EngineDeadError."""
+        outcome: Future[T] = Future()
+        self._command(_Do(work, outcome))
+        return await asyncio.wrap_future(outcome)
+
+    def _command(self, command: _Command) -> None:
+        self._commands.put(command)
+        if not self._thread.is_alive():  # nobody would ever look at it
+            self._refuse_commands()
 
     def stats(self) -> EngineStats:
         """At most 50 ms old while busy; exact when idle."""
@@ -132,6 +172,7 @@ class AsyncEngine:
                 self._refresh_stats()
                 self._deliver(deltas)
             self._deliver(self.engine.abort_all(FinishReason.ABORT))
+            self._refuse_commands()
         except BaseException as error:
             log.exception("engine step failed")
             self._dead = error
@@ -149,6 +190,8 @@ class AsyncEngine:
                 return False
             if isinstance(command, _Abort):
                 self._end(command.request_ids)
+            elif isinstance(command, _Do):
+                _settle(command)
             else:
                 self._begin(command)
             self._refresh_stats()
@@ -197,8 +240,30 @@ class AsyncEngine:
             for stream in set(self._streams.values()):
                 _call(stream.outlet, stream.fail, EngineDeadError("the engine has stopped after an internal fault"))
         while (command := self._commands.get()) is not None:
-            if isinstance(command, _Add):
-                _call(command.stream.outlet, command.stream.fail, EngineDeadError("the engine has stopped"))
+            _refuse(command)
+        self._refuse_commands()
+
+    def _refuse_commands(self) -> None:
+        """Those that nobody will carry out any more. Any thread."""
+        with suppress(queue.Empty):
+            while True:
+                _refuse(self._commands.get_nowait())
+
+
+def _settle(command: _Do) -> None:
+    if command.outcome.set_running_or_notify_cancel():
+        try:
+            command.outcome.set_result(command.work())
+        except Exception as error:
+            command.outcome.set_exception(error)
+
+
+def _refuse(command: _Command) -> None:
+    error = EngineDeadError("the engine has stopped")
+    if isinstance(command, _Add):
+        _call(command.stream.outlet, command.stream.fail, error)
+    elif isinstance(command, _Do) and command.outcome.set_running_or_notify_cancel():
+        command.outcome.set_exception(error)
 
 
 def _call(outlet: Outlet, method: Callable[..., None], *args: object) -> None:

@@ -12,6 +12,23 @@ PREEMPTION_MODES = ("auto", "swap", "recompute")
 
 
 @dataclass(frozen=True, slots=True)
+class StepTimes:
+    """What a step takes, in seconds: `base_s`, and so much for each prompt token, for each pair of a prompt token and
+    one before it, for each sequence that decodes, and for each token that one attends to."""
+
+    base_s: float
+    prefill_token_s: float = 0.0
+    prefill_pair_s: float = 0.0
+    decode_seq_s: float = 0.0
+    decode_context_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("base_s", "prefill_token_s", "prefill_pair_s", "decode_seq_s", "decode_context_s"):
+            if not 0.0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Settings of one engine; keys are vLLM's where they mean the same.
 
@@ -20,23 +37,34 @@ class EngineConfig:
     CUDA; on the CPU it is float32 for GGUF files (their weights stay quantized) and the checkpoint's own dtype
     otherwise. The compiled CPU kernels keep all else in float32, and weights in a narrower type of their own as
     they are. `kv_cache_dtype` auto is `dtype`, but float16 for GGUF files on the CPU in float32; fp8_e4m3,
-    fp8_e5m2 and int8 take half the memory, with a scale per token and head that is found as they are written.
+    fp8_e5m2 and int8 take half the memory, with a scale per token and head that is found as they are written
+    (`kv_scales` "dynamic"), or with one per layer for K and one for V: "checkpoint" takes the checkpoint's, else it
+    is a file of calibrated ones.
+    With `deterministic` a row of logits has the same bits alone and in any batch, in whatever chunks. The compiled
+    CPU kernels see to that anyway; torch is slower with it.
     `num_kv_blocks` None: as many as fit `kv_cache_memory` bytes (None: gpu_memory_utilization of a GPU's
     memory, or 1 GiB on the CPU). `max_num_batched_tokens` is the token budget of a step. `seed` seeds requests
     that bring none.
+
+    With `attention_window` a token sees no more than the last so many tokens of its sequence, in every layer, and
+    the first `attention_sinks`: the K/V of what lies between is let go, so that a sequence of any length takes bounded
+    memory, at the price of what the model then no longer sees. The sinks also go with a model's own windows.
 
     `max_waiting_tokens` bounds the queue as max_num_waiting does. With `scheduling_policy` "priority" a request
     rises above a more important one that came `priority_ageing_s` later per step of priority. `fair_sharing`
     divides tokens equally among tenants, inside a priority if there are any. At most `max_long_prefills` prompts
     of `long_prefill_tokens` or more are prefilled at once; shorter ones pass those that wait. While sequences
     decode, prefill may make a step `max_decode_slowdown` times as long as decoding alone would be, and longer
-    the more prompts there are to each that decodes; `inf` is no limit.
+    when there are several prompts, more than a quarter as many as decode; `inf` is no limit. Where that time is enough
+    for a few tokens only, that of many steps is spent at once, by at most one of 20 steps, which then takes a
+    quarter of a second at most.
     `preemption_mode` "swap" keeps what a preempted sequence has computed in host memory, "auto" where that is
     estimated to be quicker than computing it again. `host_kv_cache_gib` of host memory also keeps evicted
-    prefixes; None is 1 for "swap", else 0.
+    prefixes; None is 1 for "swap", else 0. What has to leave that goes to a file of `disk_kv_cache_gib`, if any, in
+    `disk_kv_cache_dir` (None: the system's directory for temporary files), which is gone when the engine is.
 
-    `num_threads` None: one per core. `stand_in_step_ms`: what a step of executor "stand_in", which
-    has no model, takes.
+    `num_threads` None: one per core. `stand_in_step_ms`: what a step of executor "stand_in", which has no model,
+    takes; `stand_in_times` instead of it lets that depend on what is in the step, as that of a model does.
     """
 
     model: str
@@ -45,7 +73,9 @@ class EngineConfig:
     dtype: str = "auto"
     quantization: str = "auto"
     kv_cache_dtype: str = "auto"
+    kv_scales: str = "dynamic"
     attention_backend: str = "auto"
+    deterministic: bool = False
     executor: str = "local"
     tensor_parallel_size: int = 1
     block_size: int = 16
@@ -53,6 +83,8 @@ class EngineConfig:
     kv_cache_memory: int | None = None
     gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
+    attention_window: int | None = None
+    attention_sinks: int = 0
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
@@ -66,9 +98,12 @@ class EngineConfig:
     max_decode_slowdown: float = 2.5
     preemption_mode: str = "auto"
     host_kv_cache_gib: float | None = None
+    disk_kv_cache_gib: float = 0.0
+    disk_kv_cache_dir: str | None = None
     seed: int = 0
     num_threads: int | None = None
     stand_in_step_ms: float = 30.0
+    stand_in_times: StepTimes | None = None
 
     def __post_init__(self) -> None:
         for name, low in _MINIMA.items():
@@ -84,6 +119,8 @@ class EngineConfig:
             raise ConfigError(f"preemption_mode must be one of {allowed}, got {self.preemption_mode!r}")
         if self.preemption_mode == "swap" and not self.host_kv_cache_bytes:
             raise ConfigError("preemption_mode 'swap' needs host_kv_cache_gib above 0, got 0")
+        if self.disk_kv_cache_gib and not self.host_kv_cache_bytes:
+            raise ConfigError("disk_kv_cache_gib needs host_kv_cache_gib above 0, got 0")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
 
@@ -99,6 +136,8 @@ _MINIMA = {
     "block_size": 1,
     "num_kv_blocks": 1,
     "kv_cache_memory": 1,
+    "attention_window": 1,
+    "attention_sinks": 0,
     "max_model_len": 1,
     "max_num_seqs": 1,
     "max_num_batched_tokens": 1,
@@ -109,6 +148,7 @@ _MINIMA = {
     "long_prefill_tokens": 1,
     "max_decode_slowdown": 1.0,
     "host_kv_cache_gib": 0.0,
+    "disk_kv_cache_gib": 0.0,
     "num_threads": 1,
     "stand_in_step_ms": 0.0,
 }

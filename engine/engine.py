@@ -17,7 +17,7 @@ from engine.models.locate import resolve
 from engine.offline import Completion, generate
 from engine.runner.random import choice_seed, derive_seed
 from engine.scheduler.scheduler import Scheduler, SeqUpdate
-from engine.stats import Recorder, Window
+from engine.stats import Recorder, StepMeter, Window
 from engine.text import TextModel, load_text
 from engine.text.output import TextStream
 from engine.types import (
@@ -60,6 +60,8 @@ class Engine:
             config.enable_prefix_caching,
             self.prefix_root,
             self.capacity.num_host_slots,
+            self.capacity.window,
+            self.capacity.num_disk_slots,
         )
         self._scheduler = Scheduler(
             config, self._kv, self.capacity.max_model_len, self.capacity.eos_ids, self.capacity.copy_s
@@ -71,7 +73,8 @@ class Engine:
         self.recorder = Recorder()
         self._ttft = Window()
         self._itl = Window()
-        self._prompt_tokens = self._generated_tokens = self._cached_tokens = self._num_expired = 0
+        self._meter = StepMeter()
+        self._prompt_tokens = self._generated_tokens = self._cached_tokens = self._num_expired = self._num_arrived = 0
 
     # ------------------------------------------------------------------------------------------- requests
 
@@ -80,6 +83,7 @@ class Engine:
         InvalidRequestError (also ContextLengthError, CapacityError), QueueFullError or DeadlineError, and then holds
         nothing of it. A request whose deadline passes while it waits ends with an error instead."""
         params = self._validated(request)
+        self._num_arrived += 1
         if params.seed is None:
             seed = derive_seed(self.config.seed, self._seedless)
             self._seedless += 1
@@ -177,7 +181,8 @@ class Engine:
         if plan is None:
             return deltas
         result = self._executor.submit(plan).result()
-        now = self._clock()
+        began, now = now, self._clock()
+        self._meter.add(plan, now - began, self._scheduler.num_waiting)
         deltas += [d for u in self._scheduler.update(plan, result, now) if (d := self._output(u, now)) is not None]
         return deltas
 
@@ -256,7 +261,7 @@ class Engine:
     # ------------------------------------------------------------------------------------------- the rest
 
     def stats(self) -> EngineStats:
-        s, kv = self._scheduler, self._kv
+        s, kv, meter = self._scheduler, self._kv, self._meter
         return EngineStats(
             waiting=s.num_waiting,
             running=s.num_running,
@@ -280,6 +285,16 @@ class Engine:
             kv_blocks_spilled=kv.host.num_spilled,
             kv_blocks_loaded=kv.host.num_loaded,
             pinned_blocks=kv.num_pinned,
+            kv_blocks_to_disk=kv.host.num_to_disk,
+            kv_blocks_from_disk=kv.host.num_from_disk,
+            disk_blocks_total=kv.host.disk.num_blocks,
+            num_arrived=self._num_arrived,
+            num_steps=meter.num_steps,
+            step_s=meter.step_s,
+            shortest_step_s=meter.shortest_step_s,
+            num_prompt_steps=meter.num_prompt_steps,
+            prompt_step_s=meter.prompt_step_s,
+            prompt_step_tokens=meter.prompt_step_tokens,
         )
 
     def cached_prefixes(self) -> list[bytes]:

@@ -12,24 +12,28 @@ from engine.registry import Registry
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Empty sets mean "any". `native`: the compiled CPU kernels must be available."""
+    """Empty sets mean "any". `native`: the compiled CPU kernels must be available. `invariant`, which is what it
+    offers: a row's result has the same bits in every batch."""
 
     devices: frozenset[str] = frozenset()
     dtypes: frozenset[str] = frozenset()
     kv_dtypes: frozenset[str] = frozenset()
     head_dims: frozenset[int] = frozenset()
     native: bool = False
+    invariant: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where a model is to run and in what form. dtypes by name: float32, bfloat16, float16."""
+    """Where a model is to run and in what form. dtypes by name: float32, bfloat16, float16. `deterministic`: only what
+    is invariant will do."""
 
     device: str
     dtype: str
     kv_dtype: str
     head_dim: int
     native: bool
+    deterministic: bool = False
 
 
 class HasNeeds(Protocol):
@@ -50,6 +54,8 @@ def refusals(needs: Needs, machine: Machine) -> list[str]:
     bad = [f"{what} is {got}, needs {sorted(map(str, want))}" for what, got, want in checks if want and got not in want]
     if needs.native and not machine.native:
         bad.append("needs the compiled CPU kernels")
+    if machine.deterministic and not needs.invariant:
+        bad.append("its results depend on the batch, and deterministic is on")
     return bad
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from engine.types import FinishReason, Timings
+from engine.types import FinishReason, StepPlan, Timings
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,29 @@ class Window:
             return 0.0
         ordered = sorted(self._samples)
         return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+
+
+class StepMeter:
+    """What the steps took and computed since the start; what it counts is told at EngineStats. On the step thread."""
+
+    def __init__(self) -> None:
+        self.num_steps = self.num_prompt_steps = self.prompt_step_tokens = 0
+        self.step_s = self.prompt_step_s = 0.0
+        self.shortest_step_s: float | None = None
+
+    def add(self, plan: StepPlan, took_s: float, num_waiting: int) -> None:
+        """A slice of one token, drafts apart, counts as a decode, though it may be the rest of a prompt."""
+        if not plan.slices:
+            return
+        self.num_steps += 1
+        self.step_s += took_s
+        tokens = sum(n for s in plan.slices if (n := len(s.token_ids) - s.num_drafts) > 1)
+        if tokens or num_waiting:
+            self.num_prompt_steps += 1
+            self.prompt_step_s += took_s
+            self.prompt_step_tokens += tokens
+        if not tokens and (self.shortest_step_s is None or took_s < self.shortest_step_s):
+            self.shortest_step_s = took_s
 
 
 class Recorder:

@@ -178,7 +178,8 @@ class NewSequence:
 class SeqSlice(NamedTuple):
     """One sequence's share of one step: run `token_ids` at positions start, start+1, ...
 
-    `block_ids` covers every position up to the end of the slice. `sample`: the last token's logits yield
+    `block_ids` covers every position up to the end of the slice (negative: its block is gone, and is not read).
+    `sample`: the last token's logits yield
     the next token. `num_drafts` of the token_ids (at the end) are unverified drafts.
     """
 
@@ -194,9 +195,10 @@ class SeqSlice(NamedTuple):
 class StepPlan:
     """Engine -> every rank, once per step. `finished` sequences are forgotten before the slices run.
 
-    `stores` (device block, host slot) are read before anything else of this plan writes a block. `loads` (host
-    slot, device block) come after the stores, so that a slot may be stored and loaded by one plan; no slice of
-    this plan touches a block being loaded, and every later plan may. A plan of copies alone has no slices.
+    `moves` (host slot, slot on disk) come first of all. `stores` (device block, host slot) are read before anything
+    else of this plan writes a block. `loads` (slot, device block) come after the stores, so that a slot may be stored
+    and loaded by one plan; no slice of this plan touches a block being loaded, and every later plan may. A plan of
+    copies alone has no slices.
     """
 
     step_id: int
@@ -205,6 +207,7 @@ class StepPlan:
     finished: tuple[int, ...] = ()
     stores: tuple[tuple[int, int], ...] = ()
     loads: tuple[tuple[int, int], ...] = ()
+    moves: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -238,6 +241,10 @@ class EngineStats:
     Counters run from the start. `num_swaps`: those of num_preemptions that kept their K/V in host memory, the
     others recompute. `host_hits`: tokens of prefix_hits that came back from host memory. `kv_blocks_spilled`:
     those of kv_blocks_stored that were evicted prefixes. `num_expired`: sequences ended because of deadlines.
+    `num_arrived`: valid requests, refused for want of room or not. `step_s` is what the num_steps took together;
+    `shortest_step_s` the quickest that computed no prompt, None before there was one. `prompt_step_s` is that of
+    the steps, num_prompt_steps, that computed prompts or left some waiting, and `prompt_step_tokens` are the prompt
+    tokens in them.
     """
 
     waiting: int = 0
@@ -262,6 +269,16 @@ class EngineStats:
     kv_blocks_spilled: int = 0
     kv_blocks_loaded: int = 0
     pinned_blocks: int = 0
+    kv_blocks_to_disk: int = 0
+    kv_blocks_from_disk: int = 0
+    disk_blocks_total: int = 0
+    num_arrived: int = 0
+    num_steps: int = 0
+    step_s: float = 0.0
+    shortest_step_s: float | None = None
+    num_prompt_steps: int = 0
+    prompt_step_s: float = 0.0
+    prompt_step_tokens: int = 0
 
     @property
     def kv_usage(self) -> float:

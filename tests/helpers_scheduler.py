@@ -8,7 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.config import EngineConfig
+from engine.kv.base import GONE
 from engine.kv.manager import PagedKVCache
+from engine.kv.window import KVWindow
 from engine.scheduler.scheduler import Scheduler, SeqUpdate
 from engine.types import (
     FinishReason,
@@ -77,8 +79,9 @@ class RankSeq:
 class FakeRanks:
     """Runs plans and asserts that each slice is what a rank may be asked for."""
 
-    def __init__(self, block_size: int, num_drafts: int) -> None:
+    def __init__(self, block_size: int, num_drafts: int, window: KVWindow | None = None) -> None:
         self.block_size = block_size
+        self.window = window
         self.num_drafts = num_drafts
         self.salts: dict[int, str] = {}
         self.known: dict[int, RankSeq] = {}
@@ -122,14 +125,24 @@ class FakeRanks:
         for piece in plan.slices:  # after all writes, as one layer's attention does
             seq = self.known[piece.seq_id]
             end = piece.start + len(piece.token_ids) - piece.num_drafts
-            for pos in range(end):
+            for pos in self._seen(piece.start, end):
                 assert self.memory[self.slot(piece.block_ids, pos)] == seq.states[pos + 1], (
                     f"sequence {piece.seq_id} reads foreign K/V at {pos}"
                 )
             results.append(self._result(piece.token_ids[len(piece.token_ids) - piece.num_drafts :], piece, seq))
         return StepResult(plan.step_id, tuple(results))
 
+    def _seen(self, start: int, end: int) -> list[int]:
+        """Positions that rows from `start` on look at."""
+        if self.window is None:
+            return list(range(end))
+        sinks, oldest = self.window.sinks, max(0, start - self.window.size + 1)
+        return [pos for pos in range(end) if pos < sinks or pos >= oldest]
+
     def _copy(self, plan: StepPlan) -> None:
+        for slot, to in plan.moves:
+            for at in range(self.block_size):
+                self.host[to, at] = self.host[slot, at]
         for block, slot in plan.stores:
             for at in range(self.block_size):
                 self.host[slot, at] = self.memory.get((block, at), 0)
@@ -181,6 +194,8 @@ class World:
         num_drafts: int = 0,
         num_host_slots: int = 0,
         step_s: Callable[[StepPlan], float] | None = None,
+        window: KVWindow | None = None,
+        num_disk_slots: int = 0,
         **settings: object,
     ) -> None:
         config = EngineConfig(
@@ -194,9 +209,11 @@ class World:
         self.step_s = step_s
         self.budget = budget
         self.max_model_len = max_model_len
-        self.kv = PagedKVCache(num_blocks, block_size, caching, {"model": "fake"}, num_host_slots)
+        root = {"model": "fake"}
+        self.kv = PagedKVCache(num_blocks, block_size, caching, root, num_host_slots, window, num_disk_slots)
+        self.window = window
         self.scheduler = Scheduler(config, self.kv, max_model_len, frozenset({EOS}))
-        self.ranks = FakeRanks(block_size, num_drafts)
+        self.ranks = FakeRanks(block_size, num_drafts, window)
         self.now = 0.0
         self.seqs: dict[int, Sequence] = {}
         self.prompts: dict[int, list[int]] = {}
@@ -301,6 +318,8 @@ class World:
         holders: dict[int, tuple[str, int, list[int]]] = {}
         for seq in live:
             for i, block in enumerate(seq.blocks):
+                if block == GONE:
+                    continue
                 full = (i + 1) * size
                 mine = (seq.request.cache_salt, full, seq.tokens[:full])
                 assert holders.setdefault(block, mine) == mine, f"block {block} shared by different prefixes"
@@ -323,6 +342,6 @@ class World:
             if seq.phase is Phase.RUNNING and seq.seq_id not in scheduled and not loading.intersection(seq.blocks):
                 fresh = not seq.num_output or seq.num_computed < seq.num_prompt
                 assert fresh or len(seq.tokens) - seq.num_computed > 1, "a decode was passed over"
-                if self.step_s is None:  # else prompts may be held back for those who decode
+                if self.step_s is None and self.window is None:  # else prompts may be held back for those who decode
                     assert plan.num_tokens == self.budget, "a prompt was passed over with budget left"
             assert seq.phase is Phase.RUNNING or seq.seq_id not in scheduled

@@ -16,13 +16,16 @@ from engine.select import Needs
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """One attention layer's numbers. `scale` multiplies q·k. `window` None: full causal attention."""
+    """One attention layer's numbers. `scale` multiplies q·k. `window` None: full causal attention; else a token sees
+    the last `window`, itself included, and besides the first `sinks` of its sequence. Nothing between the two may be
+    read: those blocks may be another's by now."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     scale: float
     window: int | None = None
+    sinks: int = 0
 
 
 class AttentionBackend(Protocol):
@@ -53,5 +56,6 @@ BACKENDS: Registry[AttentionBackend] = Registry(
     {
         "cpu_native": "engine.attention.cpu_native:CpuNative",
         "torch": "engine.attention.torch_paged:TorchPaged",
+        "torch_fixed": "engine.attention.torch_fixed:TorchFixed",
     },
 )

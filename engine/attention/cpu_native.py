@@ -23,10 +23,11 @@ class CpuNative:
         kv_dtypes=frozenset({"float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8"}),
         head_dims=frozenset(range(HEAD_DIM_STEP, MAX_HEAD_DIM + 1, HEAD_DIM_STEP)),
         native=True,
+        invariant=True,
     )
 
     def __init__(self, shape: AttentionShape, block_size: int, kernels: Kernels | None = None) -> None:
-        self._scale, self._window = shape.scale, shape.window
+        self._shape = shape
         self._kernels = kernels if isinstance(kernels, NativeKernels) else NativeKernels()
 
     @staticmethod
@@ -37,4 +38,5 @@ class CpuNative:
         return PagedContext(batch.slots, batch.query_starts, batch.seq_lens, batch.block_table)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, batch: ForwardBatch, meta: PagedContext) -> Tensor:
-        return self._kernels.paged_attention(q, k, v, kv, meta, self._scale, self._window)
+        shape = self._shape
+        return self._kernels.paged_attention(q, k, v, kv, meta, shape.scale, shape.window, shape.sinks)

@@ -60,18 +60,20 @@ class TorchPaged:
         whole = len(seqs) * q == batch.input_ids.shape[0]
         ids = torch.arange(len(seqs), device=device) if whole else torch.tensor(seqs, device=device)
         ends = batch.seq_lens.long()[ids]  # [n]
+        window, sinks = self.shape.window, self.shape.sinks if self.shape.window is not None else 0
         first = torch.zeros_like(ends)
-        if self.shape.window is not None:
-            first = (ends - q - self.shape.window + 1).clamp(min=0)
-        length = int((ends - first).max())
+        if window is not None:
+            first = (ends - q - window + 1).clamp(min=sinks)
+        length = max(0, int((ends - first).max()))
         keys = first[:, None] + torch.arange(length, device=device)  # [n, L] absolute positions
+        keys = torch.cat((torch.arange(sinks, device=device).expand(len(seqs), sinks), keys), 1)
         inside = keys.clamp(max=(ends - 1)[:, None])
         table = batch.block_table.long()[ids]
         slots = table.gather(1, inside // self.block_size) * self.block_size + inside % self.block_size
         queries = (ends - q)[:, None] + torch.arange(q, device=device)  # [n, q]
         mask = keys[:, None, :] <= queries[:, :, None]  # [n, q, L]
-        if self.shape.window is not None:
-            mask &= keys[:, None, :] > queries[:, :, None] - self.shape.window
+        if window is not None:
+            mask &= (keys[:, None, :] > queries[:, :, None] - window) | (keys[:, None, :] < sinks)
         rows = None
         if not whole:
             rows = (batch.query_starts.long()[ids][:, None] + torch.arange(q, device=device)).flatten()
@@ -96,9 +98,8 @@ class TorchPaged:
         batch: ForwardBatch,
         meta: list[_Group],
     ) -> Tensor:
+        store(k, v, kv, batch.slots)
         caches = [cache.view(-1, *cache.shape[2:]) for cache in kv]
-        for cache, new in zip(caches, _as_stored(k, v, caches[0].dtype), strict=True):
-            cache.view(_word(cache)).index_copy_(0, batch.slots, new.view(_word(cache)))
         out = q.new_empty(q.shape[0], self.shape.num_heads * self.shape.head_dim)
         for group in meta:
             if group.rows is None:
@@ -121,12 +122,28 @@ class TorchPaged:
         return out.view(n, hkv, -1, total // n, dim).permute(0, 3, 1, 2, 4).reshape(total, -1)
 
 
-def _as_stored(k: Tensor, v: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """What goes into a cache of `dtype`: K, V and their scales if it has any."""
+def store(k: Tensor, v: Tensor, kv: LayerKV, slots: Tensor) -> None:
+    """Write k and v [T, KVH, D], and their scales if the cache has any, at slots [T]."""
+    new_parts = _as_stored(k, v, kv)
+    for cache, new in zip(kv[: len(new_parts)], new_parts, strict=True):
+        flat = cache.view(-1, *cache.shape[2:])
+        flat.view(_word(flat)).index_copy_(0, slots, new.view(_word(flat)))
+
+
+def load(kv: LayerKV, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """K and V [n, KVH, D] at slots [n]."""
+    flat = [cache.view(-1, *cache.shape[2:]) for cache in kv]
+    return _as_floats([cache.view(_word(cache)).index_select(0, slots).view(cache.dtype) for cache in flat])
+
+
+def _as_stored(k: Tensor, v: Tensor, kv: LayerKV) -> tuple[Tensor, ...]:
+    """What goes into the cache: K, V and their scales, if it has any that are not given."""
+    dtype = kv[0].dtype
     if dtype not in SCALED_DTYPES:
         return k.to(dtype), v.to(dtype)
-    (keys, key_scales), (values, value_scales) = encode(k, dtype), encode(v, dtype)
-    return keys, values, key_scales, value_scales
+    given = [scales[0, 0] if not any(scales.stride()) else None for scales in kv[2:]]
+    (keys, key_scales), (values, value_scales) = (encode(x, dtype, s) for x, s in zip((k, v), given, strict=True))
+    return (keys, values, key_scales, value_scales) if given[0] is None else (keys, values)
 
 
 def _as_floats(stored: list[Tensor]) -> tuple[Tensor, Tensor]:

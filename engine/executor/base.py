@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.config import EngineConfig
+from engine.kv.window import KVWindow
 from engine.registry import Registry
 from engine.types import StepPlan, StepResult
 
@@ -15,7 +16,8 @@ from engine.types import StepPlan, StepResult
 class Capacity:
     """What the loaded model is and can hold. max_model_len: the model's own limit, or the configured one.
     `fingerprint` names the weights' content, so that caches never outlive a change of weights. `num_host_slots`
-    blocks fit host memory; copying one there or back takes `copy_s`."""
+    blocks fit host memory, copying one there or back takes `copy_s`; `num_disk_slots` more fit the disk. `window`:
+    what no layer sees beyond."""
 
     num_blocks: int
     max_model_len: int
@@ -24,6 +26,8 @@ class Capacity:
     fingerprint: str
     num_host_slots: int = 0
     copy_s: float = 0.0
+    window: KVWindow | None = None
+    num_disk_slots: int = 0
 
 
 class Executor(Protocol):

@@ -11,6 +11,7 @@ from engine.executor import settings
 from engine.executor.base import Capacity
 from engine.kernels import cpu, select_kernels
 from engine.kernels.cpu.ops import NativeKernels
+from engine.kernels.cpu.pages import prefer_large_pages
 from engine.kv.storage import KVLayout, KVStorage, num_blocks_for
 from engine.models import Model
 from engine.models.checkpoint import Checkpoint, open_checkpoint
@@ -41,18 +42,25 @@ class Rank:
         Raises ModelFileError for the model's files, ConfigError for settings that do not fit them.
         """
         config = self._config
-        checkpoint = open_checkpoint(resolve(config.model))
+        checkpoint = settings.with_attention(config, open_checkpoint(resolve(config.model)))
         spec = checkpoint.spec
         self._check(checkpoint)
         torch.set_num_threads(settings.num_threads(config))
         device = settings.resolve_device(config)
         dtype = settings.resolve_dtype(config, checkpoint, device)
         kv_dtype = settings.resolve_kv_dtype(config, checkpoint, device, dtype)
+        scales = settings.resolve_kv_scales(config, checkpoint, kv_dtype)
         max_model_len = settings.resolve_max_model_len(config, checkpoint)
+        window = settings.kv_window(config, spec, max_model_len)
         native = device.type == "cpu" and cpu.available()
         between = torch.float32 if native else dtype  # the layers, whose products may take a narrower type
         machine = Machine(
-            device.type, settings.dtype_name(between), settings.dtype_name(kv_dtype), spec.head_dim, native
+            device.type,
+            settings.dtype_name(between),
+            settings.dtype_name(kv_dtype),
+            spec.head_dim,
+            native,
+            config.deterministic,
         )
         attention = choose(BACKENDS, machine, config.attention_backend)
         layout = KVLayout(
@@ -62,21 +70,26 @@ class Rank:
             block_size=config.block_size,
             dtype=kv_dtype,
             keys_by_feature=attention.keys_by_feature(config.block_size),
+            scales=scales,
         )
         if device.type == "cpu":  # the size does not depend on the weights there: refuse before the long part
-            num_blocks_for(config, layout, max_model_len, device)
-        kernels = select_kernels(device, between)
+            num_blocks_for(config, layout, max_model_len, device, window)
+        kernels = select_kernels(device, between, deterministic=config.deterministic)
         ours = kernels if isinstance(kernels, NativeKernels) else None
-        weights = Weights(checkpoint, self._group, between, device, ours, dtype)
+        weights = Weights(checkpoint, self._group, between, device, ours, dtype, config.deterministic)
         with torch.inference_mode():
             model = load_model(checkpoint, weights, kernels, attention, config.block_size, max_model_len)
             _warm_up(model, layout, _widest_step(config, max_model_len), config.max_num_seqs, device)
-        storage = KVStorage(layout, num_blocks_for(config, layout, max_model_len, device), device)
+        storage = KVStorage(layout, num_blocks_for(config, layout, max_model_len, device, window), device)
+        if device.type == "cpu":
+            for tensor in (t for layer in storage.by_block for t in layer):
+                prefer_large_pages(tensor)
         num_host_slots = settings.num_host_slots(config, layout.bytes_per_block * self._group.size)
+        num_disk_slots = settings.num_disk_slots(config, layout.bytes_per_block * self._group.size)
         copies: BlockCopies | None = None
         copy_s = 0.0
         if num_host_slots:
-            copies = make_copies(storage, num_host_slots)
+            copies = make_copies(storage, num_host_slots, num_disk_slots, config.disk_kv_cache_dir)
             copy_s = seconds_per_block(copies, num_host_slots)
         eos_ids = frozenset(spec.eos_ids)
         sampler = Sampler(spec.vocab_size, eos_ids, device)
@@ -90,9 +103,11 @@ class Rank:
             max_model_len,
             spec.vocab_size,
             eos_ids,
-            checkpoint.fingerprint,
+            checkpoint.fingerprint + (f"-{scales.fingerprint}" if scales else ""),
             num_host_slots,
             copy_s,
+            window,
+            num_disk_slots,
         )
 
     @property

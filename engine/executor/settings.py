@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.kv.scales import KVScales, read_scales
+from engine.kv.storage import SCALED_DTYPES
+from engine.kv.window import KVWindow, widest
 from engine.models.checkpoint import Checkpoint
+from engine.models.spec import ModelSpec
 
 _FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
@@ -51,12 +57,52 @@ def resolve_kv_dtype(
     return torch.float16 if device.type == "cpu" and quantized and dtype is torch.float32 else dtype
 
 
+def resolve_kv_scales(config: EngineConfig, checkpoint: Checkpoint, kv_dtype: torch.dtype) -> KVScales | None:
+    """None: found as the cache is written. Raises ConfigError or, for the checkpoint's, ModelFileError."""
+    if config.kv_scales == "dynamic":
+        return None
+    if kv_dtype not in SCALED_DTYPES:
+        raise ConfigError(
+            f"kv_scales {config.kv_scales!r} needs kv_cache_dtype int8, fp8_e4m3 or fp8_e5m2, "
+            f"got {dtype_name(kv_dtype)}"
+        )
+    if config.kv_scales == "checkpoint":
+        return checkpoint.kv_scales()
+    return read_scales(Path(config.kv_scales), checkpoint.spec.num_layers)
+
+
 def resolve_max_model_len(config: EngineConfig, checkpoint: Checkpoint) -> int:
     """Raises ConfigError for a length beyond what the model has positions for."""
     limit = checkpoint.spec.max_position
     if config.max_model_len is not None and config.max_model_len > limit:
         raise ConfigError(f"max_model_len {config.max_model_len} is more than the model's {limit} positions")
     return config.max_model_len or limit
+
+
+def with_attention(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint:
+    """As attention_window and attention_sinks change it. Raises ConfigError for sinks without a window."""
+    spec, limit = checkpoint.spec, config.attention_window
+    if limit is None and not config.attention_sinks:
+        return checkpoint
+    windows = spec.layer_windows
+    if limit is not None:
+        windows = tuple(limit if own is None else min(own, limit) for own in windows)
+    if not any(windows):
+        raise ConfigError(
+            f"attention_sinks {config.attention_sinks} needs a window: no layer of this model has one, and "
+            "attention_window is not set"
+        )
+    spec = replace(spec, layer_windows=windows, attention_sinks=config.attention_sinks)
+    content = f"{checkpoint.fingerprint}-window{limit}-sinks{config.attention_sinks}"
+    return replace(checkpoint, spec=spec, fingerprint=content)
+
+
+def kv_window(config: EngineConfig, spec: ModelSpec, max_model_len: int) -> KVWindow | None:
+    """What the layer that sees most sees of a sequence; None: all of it."""
+    size = widest(spec.layer_windows)
+    if size is None or size >= max_model_len:
+        return None
+    return KVWindow(size, spec.attention_sinks, config.max_num_batched_tokens)
 
 
 def check_quantization(config: EngineConfig, checkpoint: Checkpoint) -> None:
@@ -73,6 +119,14 @@ def num_host_slots(config: EngineConfig, bytes_per_block: int) -> int:
     size = config.host_kv_cache_bytes
     if 0 < size < bytes_per_block:
         raise ConfigError(f"host_kv_cache_gib gives {size} bytes, but one block needs {bytes_per_block}")
+    return size // bytes_per_block
+
+
+def num_disk_slots(config: EngineConfig, bytes_per_block: int) -> int:
+    """As num_host_slots(), of disk_kv_cache_gib."""
+    size = int(config.disk_kv_cache_gib * (1 << 30))
+    if 0 < size < bytes_per_block:
+        raise ConfigError(f"disk_kv_cache_gib gives {size} bytes, but one block needs {bytes_per_block}")
     return size // bytes_per_block
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, StepTimes
 from engine.executor import settings
 from engine.executor.base import Capacity
 from engine.models.checkpoint import open_checkpoint
@@ -13,15 +13,20 @@ from engine.models.locate import resolve
 from engine.types import SliceResult, StepPlan, StepResult
 
 _TOKENS_OF_CACHE = 1 << 20  # when num_kv_blocks does not say: room costs nothing here
+_OWN_WORK_S = 0.02  # what the engine may do between two steps without making them longer
 
 
 class StandIn:
     """Passes for the configured model: its context, vocabulary and eos, from the file's metadata. A step sleeps for
-    `stand_in_step_ms`. The next token depends on its position alone and is never an eos; there are no logprobs."""
+    `stand_in_step_ms`, or until what `stand_in_times` says is over since the last step ended: what the engine does
+    between two steps is then part of them. The next token depends on its position alone and is never an eos; there are
+    no logprobs."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._step_s = config.stand_in_step_ms / 1000
+        self._times = config.stand_in_times
+        self._ended_s = 0.0  # when the last step was over, by monotonic()
         self._tokens: tuple[int, ...] = ()
 
     def start(self) -> Capacity:
@@ -40,7 +45,10 @@ class StandIn:
         )
 
     def submit(self, plan: StepPlan) -> Future[StepResult]:
-        time.sleep(self._step_s)
+        if self._times is None:
+            time.sleep(self._step_s)
+        else:
+            self._pace(plan, self._times)
         ends = (s.start + len(s.token_ids) if s.sample else None for s in plan.slices)
         tokens = self._tokens
         future: Future[StepResult] = Future()
@@ -52,8 +60,30 @@ class StandIn:
         )
         return future
 
+    def _pace(self, plan: StepPlan, times: StepTimes) -> None:
+        """By absolute times, so that sleeping too long once does not add up. A step of new sequences alone comes after
+        a pause."""
+        now_s = time.monotonic()
+        new = {sequence.seq_id for sequence in plan.new}
+        goes_on = any(s.seq_id not in new for s in plan.slices)
+        began_s = max(self._ended_s, now_s - _OWN_WORK_S) if goes_on else now_s
+        self._ended_s = began_s + step_s(plan, times)
+        time.sleep(max(0.0, self._ended_s - now_s))
+
     def check_health(self) -> None:
         """There is nothing to lose."""
 
     def shutdown(self) -> None:
         """There is nothing to free."""
+
+
+def step_s(plan: StepPlan, times: StepTimes) -> float:
+    """What the model that `times` describes would take. A slice of one token, drafts apart, decodes."""
+    took_s = times.base_s
+    for s in plan.slices:
+        tokens = len(s.token_ids)
+        if tokens - s.num_drafts > 1:
+            took_s += tokens * (times.prefill_token_s + times.prefill_pair_s * (s.start + tokens / 2))
+        else:
+            took_s += times.decode_seq_s + times.decode_context_s * (s.start + tokens)
+    return took_s

@@ -13,7 +13,7 @@ from engine.select import Needs
 class Kernels(Protocol):
     """Activations are [T, features] with unit stride on the last dim; rows may be strided views. Where heads
     are separate they are [T, H, D], dense within a row.
-    Every row's result is independent of the other rows and of T."""
+    Every row's result is independent of the other rows and of T; to the bit, if `needs` says invariant."""
 
     needs: ClassVar[Needs]
 
@@ -39,5 +39,6 @@ KERNELS: Registry[Kernels] = Registry(
     {
         "cpu_native": "engine.kernels.cpu.ops:NativeKernels",
         "torch": "engine.kernels.reference:TorchKernels",
+        "torch_fixed": "engine.kernels.fixed:FixedKernels",
     },
 )

@@ -8,11 +8,14 @@ from typing import Protocol
 from engine.kv.host import Copies
 from engine.types import Sequence
 
+GONE = -1
+"""Stands in a sequence's blocks, and so in block tables, where a block was: behind the window, never read again."""
+
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """The first `num_tokens` tokens are in the cache: in `block_ids`, and after those in `slots` of host memory.
-    Valid until the cache is next changed."""
+    """The first `num_tokens` tokens are in the cache: in `block_ids`, and after those in `slots` of host memory, GONE
+    standing for what no later token sees. Valid until the cache is next changed."""
 
     block_ids: tuple[int, ...]
     num_tokens: int
@@ -55,9 +58,16 @@ class KVCache(Protocol):
     def reserve(self, seq: Sequence, num_tokens: int, hit: PrefixHit | None = None, spare: int = 0) -> bool:
         """Grow seq.blocks to hold num_tokens more than are computed, leaving `spare` blocks free if it grows.
 
-        A `hit`, for a sequence without blocks only, is taken over and becomes num_computed. False: no room,
-        nothing changed.
+        A `hit`, for a sequence without blocks only, is taken over and becomes num_computed. Where there is a window
+        blocks that no later token sees are first let go, and with a hit none are taken that are of no use yet: see
+        extend(). False: no room, nothing else changed.
         """
+
+    def extend(self, seq: Sequence, num_tokens: int) -> int:
+        """How many of the next num_tokens its blocks hold, having grown where possible. All, without a window."""
+
+    def held(self, seq: Sequence) -> int:
+        """Blocks that seq holds."""
 
     def demand(self, seq: Sequence, hit: PrefixHit) -> int:
         """Free blocks that reserving all tokens of seq with this hit would take."""

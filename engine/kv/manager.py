@@ -7,29 +7,36 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from engine.kv.base import PrefixHit
+from engine.kv.base import GONE, PrefixHit
 from engine.kv.host import Copies, HostTier
 from engine.kv.pool import BlockPool
 from engine.kv.prefix import block_digest, root_digest
+from engine.kv.window import KVWindow
 from engine.types import Sequence
 
 
 @dataclass(slots=True)
 class _Record:
     """What the cache remembers of a sequence. `chain[i]` names tokens up to the end of block i; it outlives
-    preemption because tokens only grow. The first `num_committed` of its blocks are settled. While it is swapped
-    out, `slots` hold its first `num_kept` tokens."""
+    preemption because tokens only grow. The first `num_committed` of its blocks are settled; of those before
+    `gone_end` what a window has passed was let go. While it is swapped out, `slots` hold its first `num_kept`
+    tokens."""
 
     root: bytes
     chain: list[bytes] = field(default_factory=list)
     num_committed: int = 0
+    gone_end: int = 0
     slots: list[int] = field(default_factory=list)
     num_kept: int = 0
 
 
 class PagedKVCache:
-    """KVCache over one BlockPool and `num_host_slots` blocks of host memory. `root_fields` names all that shapes
-    K/V besides tokens and the request's salt: model content version, adapter, K/V dtype, ..."""
+    """KVCache over one BlockPool, and `num_host_slots` and `num_disk_slots` blocks off the device. `root_fields` names
+    all that shapes K/V besides tokens and the request's salt: model content version, adapter, K/V dtype, ...
+
+    With a `window` a sequence lets go of the blocks that no later token sees (GONE stands in their place), and takes
+    others instead for tokens that it has yet to compute: so it holds no more than KVWindow.most_blocks at once. A block
+    let go stays in the prefix cache like any other; a prefix is found if what its next token sees is there."""
 
     def __init__(
         self,
@@ -38,13 +45,16 @@ class PagedKVCache:
         enable_prefix_caching: bool,
         root_fields: Mapping[str, str],
         num_host_slots: int = 0,
+        window: KVWindow | None = None,
+        num_disk_slots: int = 0,
     ) -> None:
         self.block_size = block_size
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.host_hits = 0
-        self.host = HostTier(num_host_slots)
+        self.host = HostTier(num_host_slots, num_disk_slots)
         self._pool = BlockPool(num_blocks, self._evicted)
+        self._window = window
         self._caching = enable_prefix_caching
         self._root_fields = dict(root_fields)
         assert "salt" not in self._root_fields, "the salt comes from each request"
@@ -75,7 +85,10 @@ class PagedKVCache:
         return self._pool.num_pinned
 
     def can_ever_fit(self, num_tokens: int) -> bool:
-        return num_tokens <= self._pool.num_blocks * self.block_size
+        need = -(-num_tokens // self.block_size)
+        if self._window is not None:
+            need = min(need, self._window.least_blocks(self.block_size))
+        return need <= self._pool.num_blocks
 
     # ------------------------------------------------------------------------------------------ sequences
 
@@ -83,40 +96,51 @@ class PagedKVCache:
         record = self._records.get(seq.seq_id)
         if record is not None and record.num_kept:
             full = record.num_kept // self.block_size if self._caching else 0
-            blocks = self._found(record.chain[:full])
+            blocks = self._found(record.chain[:full], self._gone(record.num_kept))
             return PrefixHit(blocks, record.num_kept, tuple(record.slots[len(blocks) :]))
         if not self._shareable(seq):
             return PrefixHit((), 0)
         chain = self._chain(seq, (len(seq.tokens) - 1) // self.block_size)
-        blocks = self._found(chain)
-        slots: list[int] = []
-        if self.host.pool.num_blocks:
-            for digest in chain[len(blocks) :]:
-                slot = self.host.pool.find(digest)
-                if slot is None:
-                    break
-                slots.append(slot)
-        return PrefixHit(blocks, (len(blocks) + len(slots)) * self.block_size, tuple(slots))
+        while True:
+            gone = self._gone(len(chain) * self.block_size)
+            blocks = self._found(chain, gone)
+            slots = self._in_host(chain, len(blocks), gone)
+            found = len(blocks) + len(slots)
+            if self._window is None or found == len(chain):
+                return PrefixHit(blocks, found * self.block_size, slots)
+            del chain[found:]  # a shorter prefix sees what is not there as well, until it ends before that
 
     def reserve(self, seq: Sequence, num_tokens: int, hit: PrefixHit | None = None, spare: int = 0) -> bool:
+        if self._window is not None and hit is None:
+            self._slide(seq)
         pool, computed = self._pool, seq.num_computed
         shared: tuple[int, ...] = ()
         if hit is not None:
             assert not seq.blocks, "only a sequence without blocks can take a prefix over"
             shared, computed = hit.block_ids, hit.num_tokens
         grow = -(-(computed + num_tokens) // self.block_size) - len(seq.blocks) - len(shared)
-        if grow <= 0 and hit is None:
+        if hit is not None:
+            grow = self._growth(computed + num_tokens, hit)
+        elif grow <= 0:
             return True
         if pool.num_free < grow + spare + self._resting(shared):
             return False
         if hit is not None:
             self._take_over(seq, hit)  # before any acquire(), which might evict the hit
-            grow -= len(hit.slots)
+            grow -= _count(hit.slots)
         for _ in range(grow):
             seq.blocks.append(pool.acquire())
         seq.table = None
         self._owners[seq.seq_id] = seq
         return True
+
+    def _growth(self, num_tokens: int, hit: PrefixHit) -> int:
+        """Blocks that a newcomer of num_tokens takes besides those of its hit: as many as it can use at once."""
+        missing = -(-num_tokens // self.block_size) - len(hit.block_ids) - hit.slots.count(GONE)
+        if self._window is None:
+            return missing
+        most = min(self._pool.num_blocks, self._window.most_blocks(self.block_size))
+        return min(missing, most - _count(hit.block_ids))
 
     def _take_over(self, seq: Sequence, hit: PrefixHit) -> None:
         if not seq.admitted_before and self._shareable(seq):
@@ -125,8 +149,8 @@ class PagedKVCache:
             seq.num_cached = hit.num_tokens - len(foreign) * self.block_size
             self.prefix_queries += len(seq.tokens)
             self.prefix_hits += seq.num_cached
-            self.host_hits += len(hit.slots) * self.block_size
-        for block in hit.block_ids:
+            self.host_hits += _count(hit.slots) * self.block_size
+        for block in _real(hit.block_ids):
             self._pool.touch(block)
         seq.blocks.extend(hit.block_ids)
         seq.num_computed = hit.num_tokens
@@ -138,8 +162,11 @@ class PagedKVCache:
 
     def _load(self, seq: Sequence, slots: tuple[int, ...], chain: Seq[bytes]) -> None:
         """Append blocks with the slots' content. Published at once: who shares one waits for it, see loading()."""
-        self.host.reading(slots)  # before any acquire(), which might spill into them
+        self.host.reading(_real(slots))  # before any acquire(), which might spill into them
         for slot in slots:
+            if slot == GONE:
+                seq.blocks.append(GONE)
+                continue
             block = self._pool.acquire()
             self.host.load(slot, block)
             if len(seq.blocks) < len(chain):
@@ -147,14 +174,22 @@ class PagedKVCache:
             seq.blocks.append(block)
 
     def demand(self, seq: Sequence, hit: PrefixHit) -> int:
-        return -(-len(seq.tokens) // self.block_size) - len(hit.block_ids) + self._resting(hit.block_ids)
+        return self._growth(len(seq.tokens), hit) + self._resting(hit.block_ids)
+
+    def extend(self, seq: Sequence, num_tokens: int) -> int:
+        if self._window is None or self.reserve(seq, num_tokens):
+            return num_tokens
+        return len(seq.blocks) * self.block_size - seq.num_computed
+
+    def held(self, seq: Sequence) -> int:
+        return len(seq.blocks) if self._window is None else _count(seq.blocks)
 
     def loading(self, seq: Sequence) -> bool:
         return bool(self.host.loading) and not self.host.loading.isdisjoint(seq.blocks)
 
     def freeable(self, seq: Sequence) -> int:
         refs = self._pool.refs
-        return sum(refs(block) == 1 for block in seq.blocks)
+        return sum(refs(block) == 1 for block in _real(seq.blocks))
 
     def commit(self, seq: Sequence) -> None:
         full = seq.num_computed // self.block_size
@@ -168,15 +203,32 @@ class PagedKVCache:
             self._pool.publish(seq.blocks[i], chain[i])
         record.num_committed = full
 
+    def _slide(self, seq: Sequence) -> None:
+        """Let go of what the window has passed. What thereby becomes free is taken again at once where known tokens
+        lack blocks, for it counts as theirs."""
+        gone, record, blocks = self._gone(seq.num_computed), self._record(seq), seq.blocks
+        if gone.stop <= max(gone.start, record.gone_end):
+            return
+        num_free = self._pool.num_free
+        for i in range(max(gone.start, record.gone_end), gone.stop):
+            if blocks[i] != GONE:
+                self._pool.free(blocks[i])
+                blocks[i] = GONE
+        record.gone_end = gone.stop
+        lacking = -(-len(seq.tokens) // self.block_size) - len(blocks)
+        for _ in range(min(self._pool.num_free - num_free, lacking)):
+            blocks.append(self._pool.acquire())
+        seq.table = None
+
     def release(self, seq: Sequence) -> None:
-        for block in reversed(seq.blocks):  # a prefix without its tail is of use, a tail without its head is not
+        for block in reversed(_real(seq.blocks)):  # a prefix without its tail is of use, a tail without its head is not
             self._pool.free(block)
         seq.blocks.clear()
         seq.table = None
         seq.num_computed = 0
         self._owners.pop(seq.seq_id, None)
         if record := self._records.get(seq.seq_id):
-            record.num_committed = 0
+            record.num_committed = record.gone_end = 0
 
     def swap_out(self, seq: Sequence) -> bool:
         computed, size = seq.num_computed, self.block_size
@@ -187,12 +239,16 @@ class PagedKVCache:
         if self._caching:
             full = computed // size
             digests[:full] = self._chain(seq, full)
-        slots = self.host.hold(seq.blocks[:num_blocks], digests)
+        blocks = seq.blocks[:num_blocks]
+        real = [i for i, block in enumerate(blocks) if block != GONE]
+        slots = self.host.hold([blocks[i] for i in real], [digests[i] for i in real])
         if slots is None:
             return False
         self.release(seq)
         record = self._record(seq)
-        record.slots, record.num_kept = slots, computed
+        record.slots, record.num_kept = [GONE] * num_blocks, computed
+        for i, slot in zip(real, slots, strict=True):
+            record.slots[i] = slot
         return True
 
     def forget(self, seq: Sequence) -> None:
@@ -254,38 +310,54 @@ class PagedKVCache:
 
     def check(self) -> None:
         self._pool.check()
-        self.host.pool.check()
-        held = Counter(block for seq in self._owners.values() for block in seq.blocks)
+        self.host.check()
+        held = Counter(block for seq in self._owners.values() for block in _real(seq.blocks))
         for block in range(self._pool.num_blocks):
             assert held[block] == self._pool.refs(block), f"block {block}: {held[block]} owners, refs differ"
         for seq in self._owners.values():
-            assert len(set(seq.blocks)) == len(seq.blocks), f"sequence {seq.seq_id} holds a block twice"
+            real = _real(seq.blocks)
+            assert len(set(real)) == len(real), f"sequence {seq.seq_id} holds a block twice"
+            passed = set(self._gone(seq.num_computed))
+            assert {i for i, block in enumerate(seq.blocks) if block == GONE} <= passed, "a block went too early"
             assert seq.num_computed <= len(seq.blocks) * self.block_size, f"sequence {seq.seq_id} lacks blocks"
             assert seq.table is None or seq.table == tuple(seq.blocks), f"sequence {seq.seq_id} has an old table"
-        kept = Counter(slot for record in self._records.values() for slot in record.slots)
+        kept = Counter(slot for record in self._records.values() for slot in _real(record.slots))
         kept.update(self.host.being_read)
-        for slot in range(self.host.pool.num_blocks):
-            assert kept[slot] == self.host.pool.refs(slot), f"host slot {slot}: {kept[slot]} holders, refs differ"
+        for slot in range(self.host.num_slots):
+            assert kept[slot] == self.host.refs(slot), f"host slot {slot}: {kept[slot]} holders, refs differ"
 
     def _evicted(self, block: int, digest: bytes) -> None:
         self._foreign.discard(block)
         if self._spilling and self.host.pool.num_blocks:
             self.host.spill(block, digest)
 
-    def _found(self, digests: Iterable[bytes]) -> tuple[int, ...]:
+    def _gone(self, num_computed: int) -> range:
+        return range(0) if self._window is None else self._window.gone(num_computed, self.block_size)
+
+    def _found(self, digests: Iterable[bytes], gone: range = range(0)) -> tuple[int, ...]:
         blocks: list[int] = []
-        for digest in digests:
-            block = self._pool.find(digest)
+        for i, digest in enumerate(digests):
+            block = GONE if i in gone else self._pool.find(digest)
             if block is None:
                 break
             blocks.append(block)
         return tuple(blocks)
 
+    def _in_host(self, digests: Seq[bytes], start: int, gone: range) -> tuple[int, ...]:
+        slots: list[int] = []
+        if self.host.pool.num_blocks:
+            for i in range(start, len(digests)):
+                slot = GONE if i in gone else self.host.find(digests[i])
+                if slot is None:
+                    break
+                slots.append(slot)
+        return tuple(slots)
+
     def _resting(self, blocks: Iterable[int]) -> int:
-        return sum(self._pool.refs(block) == 0 for block in blocks)
+        return sum(self._pool.refs(block) == 0 for block in blocks if block != GONE)
 
     def _drop_kept(self, record: _Record) -> None:
-        self.host.drop(record.slots)
+        self.host.drop(_real(record.slots))
         record.slots, record.num_kept = [], 0
 
     def _shareable(self, seq: Sequence) -> bool:
@@ -307,3 +379,12 @@ class PagedKVCache:
         for i in range(len(chain), num_blocks):
             chain.append(block_digest(chain[-1] if chain else record.root, seq.tokens[i * size : (i + 1) * size]))
         return chain[:num_blocks]
+
+
+def _real(ids: Iterable[int]) -> list[int]:
+    return [i for i in ids if i != GONE]
+
+
+def _count(ids: Seq[int]) -> int:
+    """How many are there."""
+    return len(ids) - ids.count(GONE)

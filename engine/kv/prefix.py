@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from hashlib import sha256
 from struct import pack
+from sys import byteorder
 
 # Distinct first bytes keep a root from ever being the image of a block's input, and the other way round.
 _ROOT = b"R"
@@ -23,6 +25,18 @@ def root_digest(fields: Mapping[str, str]) -> bytes:
             digest.update(pack("<Q", len(part)))
             digest.update(part)
     return digest.digest()
+
+
+def block_digests(parent: bytes, token_ids: Seq[int], block_tokens: int) -> Iterator[bytes]:
+    """The chain of block_digest() over all full blocks of `token_ids`, at half the time."""
+    data, size = array("I", token_ids), 4 * block_tokens
+    assert data.itemsize == 4
+    if byteorder == "big":
+        data.byteswap()
+    packed = data.tobytes()
+    for at in range(0, len(packed) - size + 1, size):
+        parent = sha256(_BLOCK + parent + packed[at : at + size]).digest()
+        yield parent
 
 
 def block_digest(parent: bytes, token_ids: Seq[int]) -> bytes:

@@ -9,16 +9,20 @@ from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.kv.scales import KVScales
+from engine.kv.window import KVWindow
 
 DEFAULT_CPU_BYTES = 1 << 30
-SCALED_DTYPES = frozenset({torch.int8, torch.float8_e4m3fn, torch.float8_e5m2})
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
+"""The largest code of the types that need scales."""
+SCALED_DTYPES = frozenset(LARGEST)
 SCALE_DTYPE = torch.bfloat16
 """Of one head of one token. It has float32's range, so that no scale overflows; its own rounding costs nothing, for
 what is stored is divided by the rounded scale."""
 
 LayerKV = tuple[Tensor, ...]
 """One layer's K and V, each [num_blocks, block_size, num_kv_heads, head_dim]; of a scaled dtype also the scales of
-each, [num_blocks, block_size, num_kv_heads]."""
+each, [num_blocks, block_size, num_kv_heads]: these are given and not to be written if all their strides are 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,8 @@ class KVLayout:
     memory the heads of a block come one after the other, and the keys of a head feature by feature.
 
     Scales belong to a token's head rather than to a layer: so blocks need nothing beside them to be read, wherever
-    they are copied, and a token with outliers costs the precision of no other."""
+    they are copied, and a token with outliers costs the precision of no other. Unless `scales` are given: then
+    every layer has one for its K and one for its V, which take no memory."""
 
     num_layers: int
     num_kv_heads: int
@@ -35,11 +40,14 @@ class KVLayout:
     block_size: int
     dtype: torch.dtype
     keys_by_feature: bool = False
+    scales: KVScales | None = None
 
     @property
     def bytes_per_block(self) -> int:
         """K and V of one block in every layer, and their scales."""
-        of_head = self.head_dim * self.dtype.itemsize + (SCALE_DTYPE.itemsize if self.scaled else 0)
+        of_head = self.head_dim * self.dtype.itemsize + (
+            SCALE_DTYPE.itemsize if self.scaled and self.scales is None else 0
+        )
         return 2 * self.num_layers * self.block_size * self.num_kv_heads * of_head
 
     @property
@@ -73,13 +81,28 @@ class KVStorage:
                 return zeros(heads, size, dtype=SCALE_DTYPE).transpose(1, 2)
             return zeros(size, heads, dtype=SCALE_DTYPE)
 
-        def layer() -> LayerKV:
-            return (keys(), values(), scales(), scales()) if layout.scaled else (keys(), values())
+        def given(largest: float) -> Tensor:
+            scale = torch.tensor(largest / LARGEST[layout.dtype], dtype=SCALE_DTYPE, device=device)
+            return scale.expand(num_blocks, size, heads)
 
-        self.layers: tuple[LayerKV, ...] = tuple(layer() for _ in range(layout.num_layers))
+        def layer(index: int) -> LayerKV:
+            if not layout.scaled:
+                return keys(), values()
+            if layout.scales is None:
+                return keys(), values(), scales(), scales()
+            return keys(), values(), given(layout.scales.keys[index]), given(layout.scales.values[index])
+
+        self.layers: tuple[LayerKV, ...] = tuple(layer(i) for i in range(layout.num_layers))
+
+    @property
+    def by_block(self) -> tuple[LayerKV, ...]:
+        """The tensors of `layers` that every block has a part of its own in."""
+        return tuple(tuple(t for t in layer if t.stride(0)) for layer in self.layers)
 
 
-def num_blocks_for(config: EngineConfig, layout: KVLayout, max_model_len: int, device: torch.device) -> int:
+def num_blocks_for(
+    config: EngineConfig, layout: KVLayout, max_model_len: int, device: torch.device, window: KVWindow | None = None
+) -> int:
     """How many blocks to make. An explicit num_kv_blocks is taken as it is, however small: requests that
     cannot fit are refused one by one. A pool sized from memory must hold one sequence of max_model_len
     tokens; raises ConfigError with the numbers when it would not.
@@ -91,6 +114,8 @@ def num_blocks_for(config: EngineConfig, layout: KVLayout, max_model_len: int, d
     memory = _memory_for(config, device)
     blocks = memory // layout.bytes_per_block
     needed = -(-max_model_len // layout.block_size)
+    if window is not None:
+        needed = min(needed, window.least_blocks(layout.block_size))
     if blocks < needed:
         raise ConfigError(
             f"the KV cache gets {memory} bytes = {blocks} blocks of {layout.block_size} tokens "

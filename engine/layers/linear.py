@@ -8,19 +8,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.kernels.fixed import in_tiles
 from engine.parallel.group import TPGroup
 from engine.quant.base import QuantFormat, Ready
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """Some output features of a layer, stored in one format."""
+    """Some output features of a layer, stored in one format. `tile`: every product is of so many rows, see
+    engine.kernels.fixed; None: of as many as there are."""
 
     format: QuantFormat
     ready: Ready
     bias: Tensor | None = None
+    tile: int | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.tile is not None:
+            return in_tiles(self._apply, x, self.tile)
+        return self._apply(x)
+
+    def _apply(self, x: Tensor) -> Tensor:
         return self.format.apply(x, self.ready, self.bias)
 
     def weight_bytes(self, rows: int) -> int:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from engine.errors import ModelFileError
+from engine.kv.scales import KVScales
+from engine.kv.storage import LARGEST
 from engine.models.gguf_file import GgufFile, GgufTensor, read_gguf
 from engine.models.safetensors_dir import SafetensorsDir, read_json, read_safetensors
 from engine.models.spec import ModelSpec, from_gguf, from_hf
@@ -22,6 +25,8 @@ from engine.quant.gguf_codecs import codec
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+
+_LARGEST_FP8 = LARGEST[torch.float8_e4m3fn]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +55,8 @@ class Checkpoint:
     spec: ModelSpec
     fingerprint: str
     _read: Mapping[str, Callable[[], tuple[str, Tensor]]]
+    _scales: Mapping[str, Callable[[], Tensor]] = field(default_factory=dict)
+    _scales_largest: float = _LARGEST_FP8
 
     def names(self) -> tuple[str, ...]:
         """Canonical (Hugging Face) names. lm_head.weight is absent when the head is the embedding."""
@@ -65,6 +72,28 @@ class Checkpoint:
             raise ModelFileError(f"{self.source}: tensor {name!r} has NaN or infinite values")
         return StoredTensor(name, fmt, data, shape)
 
+    def kv_scales(self) -> KVScales:
+        """One for K and one for V of each layer. Raises ModelFileError naming the first that is not there or no
+        scale."""
+        layers = range(self.spec.num_layers)
+        return KVScales(*(tuple(self._kv_scale(i, kind) * self._scales_largest for i in layers) for kind in "kv"))
+
+    def _kv_scale(self, layer: int, kind: str) -> float:
+        names = [f"model.layers.{layer}.{name.format(kind)}" for name in _SCALE_NAMES]
+        name = next((name for name in names if name in self._scales), None)
+        if name is None:
+            raise ModelFileError(
+                f"{self.source}: kv_scales 'checkpoint', but layer {layer} has no scale for {kind.upper()}: "
+                f"none of {', '.join(names)} is there"
+            )
+        data = self._scales[name]()
+        value = float(data.flatten()[0]) if data.numel() == 1 else math.nan
+        if not (math.isfinite(value) and value > 0):
+            raise ModelFileError(
+                f"{self.source}: tensor {name!r} must be one number above 0, got {data.tolist()!r:.60}"
+            )
+        return value
+
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """A .gguf file or a Hugging Face directory. Raises ModelFileError before anything could be served."""
@@ -79,9 +108,7 @@ def _open_hf(path: Path) -> Checkpoint:
     config = read_json(path / "config.json")
     generation_file = path / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else {}
-    if quant := config.get("quantization_config"):
-        method = quant.get("quant_method") if isinstance(quant, dict) else quant
-        raise ModelFileError(f"{path / 'config.json'}: quantization method {method!r} is not supported")
+    scheme = _named(path / "config.json", lambda: _kv_scheme(config.get("quantization_config")))
     spec = _named(path / "config.json", lambda: from_hf(config, generation))
     weights = read_safetensors(path)
     _check(path, spec, {n: (e.shape, e.file) for n, e in weights.tensors.items()})
@@ -91,7 +118,41 @@ def _open_hf(path: Path) -> Checkpoint:
             raise ModelFileError(f"{entry.file}: tensor {name!r} has dtype {entry.dtype}; known: F32, F16, BF16")
     files = [path / "config.json", *([generation_file] if generation_file.exists() else []), *weights.files]
     read = {name: _hf_reader(weights, name) for name in spec.tensor_shapes()}
-    return Checkpoint(path, spec, _fingerprint(files, f"{config}{generation}"), read)
+    scales = {name: partial(weights.read, name) for name in weights.tensors if name.endswith(_SCALE_ENDS)}
+    return Checkpoint(path, spec, _fingerprint(files, f"{config}{generation}"), read, scales, scheme)
+
+
+# Where checkpoints keep the scales of a layer's K ("k") and V ("v").
+_SCALE_NAMES = (
+    "self_attn.{}_scale",
+    "attn.{}_scale",
+    "self_attn.attn.{}_scale",
+    "self_attn.{0}_proj.{0}_scale",
+    "self_attn.{}_proj.output_scale",
+)
+_SCALE_ENDS = tuple(name.format(kind) for name in _SCALE_NAMES for kind in "kv")
+
+
+def _kv_scheme(quant: Any) -> float:
+    """The largest code of the type that the checkpoint's K/V scales are for, which only compressed-tensors says (all
+    others mean FP8). Raises ModelFileError if anything besides K/V is quantized."""
+    if not quant:
+        return _LARGEST_FP8
+    method = quant.get("quant_method") if isinstance(quant, dict) else quant
+    if method != "compressed-tensors" or quant.get("config_groups") or not quant.get("kv_cache_scheme"):
+        raise ModelFileError(f"quantization method {method!r} is not supported")
+    scheme = quant["kv_cache_scheme"]
+    for key, allowed in (
+        ("num_bits", (8,)),
+        ("type", ("float", "int")),
+        ("strategy", ("tensor",)),
+        ("dynamic", (False,)),
+    ):
+        if scheme.get(key) not in allowed:
+            raise ModelFileError(
+                f"kv_cache_scheme.{key} must be {' or '.join(map(str, allowed))}, got {scheme.get(key)!r}"
+            )
+    return _LARGEST_FP8 if scheme["type"] == "float" else LARGEST[torch.int8]
 
 
 def _hf_reader(weights: SafetensorsDir, name: str) -> Callable[[], tuple[str, Tensor]]:
@@ -184,7 +245,7 @@ def _check(source: Path, spec: ModelSpec, found: Mapping[str, tuple[tuple[int, .
     for name in sorted(found.keys() - wanted.keys()):
         if name.endswith("_proj.bias"):  # leaving out a term of the sum would change every output
             raise ModelFileError(f"{found[name][1]}: tensor {name!r}: {spec.architecture} has no such bias")
-        if not (name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq")):
+        if not (name == "lm_head.weight" or name.endswith(("rotary_emb.inv_freq", *_SCALE_ENDS))):
             log.warning("%s: tensor %r is not part of the model and is ignored", found[name][1], name)
 
 

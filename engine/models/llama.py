@@ -62,6 +62,7 @@ class LlamaModel:
                 head_dim=spec.head_dim,
                 scale=spec.head_dim**-0.5,
                 window=window if window is not None and window < max_model_len else None,
+                sinks=spec.attention_sinks,
             )
             if shape not in self._backends:
                 self._backends[shape] = attention(shape, block_size, kernels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import groupby
 
 import torch
@@ -12,6 +13,7 @@ from engine.attention.base import AttentionBackend
 from engine.errors import ConfigError
 from engine.kernels.base import Kernels
 from engine.kernels.cpu.ops import NativeKernels
+from engine.kernels.fixed import stable_rows
 from engine.layers.embedding import Embedding, Head
 from engine.layers.linear import ColumnLinear, Part, RowLinear, concatenate
 from engine.models import MODELS, Model
@@ -30,7 +32,7 @@ class Weights:
     the next are read, so the peak is the loaded model and one layer.
 
     Names are canonical, without ".weight". `dtype` is the activations'; `native` and `weight_dtype` are
-    format_for's.
+    format_for's. `fixed`: products have shapes that do not depend on the batch, where `native` does not see to that.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Weights:
         device: torch.device,
         native: NativeKernels | None = None,
         weight_dtype: torch.dtype | None = None,
+        fixed: bool = False,
     ) -> None:
         self.group = group
         self.dtype = dtype
@@ -49,6 +52,7 @@ class Weights:
         self._names = frozenset(checkpoint.names())
         self._native = native
         self._weight_dtype = weight_dtype
+        self._fixed = fixed and native is None
         self._formats: dict[str, QuantFormat] = {}
         self._table: Ready | None = None  # the embedding's, from embedding() to head()
 
@@ -68,7 +72,8 @@ class Weights:
             stored = cuts[0] if len(cuts) == 1 else fuse(self._params(members[0][1]), cuts)
             biases = [self._bias(name) for name, _ in members]
             present = [b for b in biases if b is not None]
-            parts.append(Part(fmt, fmt.finish(stored), torch.cat(present) if present else None))
+            bias = torch.cat(present) if present else None
+            parts.append(self._part(fmt, fmt.finish(stored), bias, members[0][1].shape[1]))
         # The kernels' float32 is what their layers give; activations of another type are torch's to join.
         native = self._native if self.dtype is torch.float32 else None
         return ColumnLinear(parts, concatenate if native is None else native.side_by_side)
@@ -77,7 +82,8 @@ class Weights:
         """A layer cut by input features."""
         tensor = self._checkpoint.load(f"{name}.weight")
         fmt = self._format(tensor.format)
-        return RowLinear(Part(fmt, fmt.finish(self._cut(tensor, "row", name))), self.group)
+        ready = fmt.finish(self._cut(tensor, "row", name))
+        return RowLinear(self._part(fmt, ready, None, tensor.shape[1] // self.group.size), self.group)
 
     def embedding(self) -> Embedding:
         tensor = self._checkpoint.load(_EMBEDDING)
@@ -96,7 +102,11 @@ class Weights:
         ready, self._table = self._table, None
         if split or ready is None:
             ready = fmt.finish(self._cut(tensor, "column" if split else "none", tensor.name))
-        return Head(Part(fmt, ready), self.group, split)
+        return Head(self._part(fmt, ready, None, tensor.shape[1]), self.group, split)
+
+    def _part(self, fmt: QuantFormat, ready: Ready, bias: Tensor | None, in_features: int) -> Part:
+        part = Part(fmt, ready, bias)
+        return replace(part, tile=stable_rows(part, in_features, self.dtype, self.device)) if self._fixed else part
 
     def _format(self, name: str) -> QuantFormat:
         if name not in self._formats:

@@ -41,7 +41,8 @@ _AT_LEAST_1 = (
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder of the Llama family. `layer_windows` has one entry per layer: how many positions a token
-    sees, itself included, or None for all. `rotary` half: feature i turns with feature i + head_dim / 2."""
+    sees, itself included, or None for all; one with a window sees the first `attention_sinks` as well.
+    `rotary` half: feature i turns with feature i + head_dim / 2."""
 
     architecture: str
     num_layers: int
@@ -61,6 +62,7 @@ class ModelSpec:
     qk_norm: bool = False
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
+    attention_sinks: int = 0
 
     def __post_init__(self) -> None:
         for name in _AT_LEAST_1:

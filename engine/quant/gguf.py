@@ -45,9 +45,9 @@ class Gguf:
         if self._native is None:
             return {"weight": self._codec.to_float(blocks).to(self.dtype)}
         if self._codec.decode is None:
-            return {"weight": pack_floats(self._codec.to_float(blocks))}
+            return {"weight": self._native.hold(pack_floats(self._codec.to_float(blocks)))}
         c = self._codec.decode(blocks)
-        return {"weight": pack_codes(c.codes, c.d, c.m, c.bits)}
+        return {"weight": self._native.hold(pack_codes(c.codes, c.d, c.m, c.bits))}
 
     def apply(self, x: Tensor, ready: Ready, bias: Tensor | None = None) -> Tensor:
         weight: Tensor | PackedWeight | FloatWeight = ready["weight"]

@@ -40,7 +40,7 @@ class Unquantized:
         if self._native is None:
             return {"weight": weight.to(self.dtype).contiguous()}
         exact = torch.promote_types(weight.dtype, self._weight_dtype) is self._weight_dtype
-        return {"weight": pack_floats(weight if exact else weight.to(self._weight_dtype))}
+        return {"weight": self._native.hold(pack_floats(weight if exact else weight.to(self._weight_dtype)))}
 
     def apply(self, x: Tensor, ready: Ready, bias: Tensor | None = None) -> Tensor:
         if self._native is None:

@@ -15,6 +15,7 @@ from engine.runner.batch import ForwardBatch, build_batch
 from engine.runner.copies import BlockCopies
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.sampler import Sampler
+from engine.runner.threads import one_torch_thread
 from engine.spec.base import Proposer
 from engine.types import NewSequence, SeqSlice, SliceResult, StepPlan, StepResult, TokenLogprob
 
@@ -59,7 +60,7 @@ class Runner:
         """Results align with plan.slices."""
         self._register(plan)
         if self._copies is not None:
-            self._copies.run(plan.stores, plan.loads)
+            self._copies.run(plan.stores, plan.loads, plan.moves)
         if not plan.slices:
             return StepResult(plan.step_id, ())
         if self._graphs is not None and (logits := self._graphs.logits(plan.slices)) is not None:
@@ -90,21 +91,21 @@ class Runner:
         """Copies of blocks, per layer its tensors."""
         self._settle()
         ids = torch.tensor(block_ids, dtype=torch.int64, device=self._device)
-        return tuple(tuple(tensor[ids] for tensor in layer) for layer in self._storage.layers)
+        return tuple(tuple(tensor[ids] for tensor in layer) for layer in self._storage.by_block)
 
     @torch.inference_mode()
     def write_blocks(self, block_ids: Seq[int], layers: Layers) -> None:
         """Raises ConfigError for tensors of another shape or dtype than the cache's."""
         self._settle()
-        mine = [(tuple(t.shape[1:]), t.dtype) for layer in self._storage.layers for t in layer]
+        mine = [(tuple(t.shape[1:]), t.dtype) for layer in self._storage.by_block for t in layer]
         theirs = [(tuple(t.shape[1:]), t.dtype) for layer in layers for t in layer]
         if mine != theirs:
             raise ConfigError(
                 f"these blocks are {theirs[0] if theirs else 'nothing'} in {len(layers)} layers, "
-                f"this cache's are {mine[0]} in {len(self._storage.layers)}"
+                f"this cache's are {mine[0]} in {len(self._storage.by_block)}"
             )
         ids = torch.tensor(block_ids, dtype=torch.int64, device=self._device)
-        for own, new in zip(self._storage.layers, layers, strict=True):
+        for own, new in zip(self._storage.by_block, layers, strict=True):
             for tensor, rows in zip(own, new, strict=True):
                 tensor[ids] = rows.to(self._device)
 
@@ -135,7 +136,8 @@ class Runner:
         if not chosen:
             return {}
         if len(chosen) < hidden.shape[0]:
-            hidden = hidden[torch.tensor([row for _, row in chosen], device=self._device)]
+            with one_torch_thread():
+                hidden = hidden[torch.tensor([row for _, row in chosen], device=self._device)]
         ids = [s.seq_id for s, _ in chosen]
         positions = [s.start + len(s.token_ids) for s, _ in chosen]
         return dict(zip(ids, self._sampler.sample(ids, positions, self._model.logits(hidden)), strict=True))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from engine.config import EngineConfig
 from engine.kv.base import KVCache
 from engine.scheduler.cost import StepCost
 from engine.scheduler.queue import WaitingQueue
 from engine.scheduler.step import Step
 from engine.types import Sequence
+
+_FIRST = 4.0
+"""Who waits for a first token waits longer than who waits for the next: so much more it counts when there is more than
+one of them."""
 
 
 def shortest_first(pending: Seq[int], room: int, favoured: int | None = None, share: int = 0) -> list[int]:
@@ -36,8 +39,7 @@ class Chunks:
     whatever keeps coming.
     """
 
-    def __init__(self, config: EngineConfig, kv: KVCache, queue: WaitingQueue, cost: StepCost) -> None:
-        self._slowdown = config.max_decode_slowdown
+    def __init__(self, kv: KVCache, queue: WaitingQueue, cost: StepCost) -> None:
         self._kv = kv
         self._queue = queue
         self._cost = cost
@@ -46,11 +48,18 @@ class Chunks:
         """Tokens that prompts of a class and of more important ones may take together in this step."""
         room = step.rooms.get(cls)
         if room is None:
-            class_of = self._queue.class_of
-            decodes = sum(class_of(seq) <= cls for seq in step.decodes)
-            room = self._cost.prompt_room(decodes, step.num_prompts, self._slowdown, step.budget)
-            step.rooms[cls] = room
+            room = step.rooms[cls] = self._room(cls, step)
         return room
+
+    def _room(self, cls: int, step: Step) -> int:
+        class_of = self._queue.class_of
+        spared = sum(class_of(seq) <= cls for seq in step.decodes)
+        if not spared:
+            return step.budget
+        crowding = _FIRST * (step.num_prompts - 1) / spared
+        lacking = sum(seq.num_pending for seq in step.prompts if class_of(seq) <= cls)
+        wanted = lacking + self._queue.tokens_ahead(cls)
+        return self._cost.prompt_room(len(step.decodes), crowding, wanted, step.budget)
 
     def has_room(self, seq: Sequence, pending: int, step: Step) -> bool:
         """Whether a newcomer that lacks `pending` tokens would get some of them in this step."""
@@ -86,7 +95,7 @@ class Chunks:
                 room = min(whole - taken, step.budget - kept)
             grants = shortest_first([seq.num_pending for seq in own], room, favoured, share)
             for seq, num_tokens in zip(own, grants, strict=True):
-                if num_tokens:
+                if num_tokens and (num_tokens := self._kv.extend(seq, num_tokens)):
                     step.grant(seq, num_tokens)
                     taken += num_tokens
 

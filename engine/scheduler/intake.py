@@ -66,7 +66,7 @@ class Intake:
                 f"max_waiting_tokens is {self._max_waiting_tokens}"
             )
         if (deadline_s := seq.request.deadline_s) is not None:
-            ahead = queue.tokens_ahead(seq)
+            ahead = queue.tokens_ahead(queue.class_of(seq))
             if (wait_s := self._drain.least_wait_s(ahead)) > deadline_s:
                 raise DeadlineError(
                     f"{ahead} tokens wait before this request, which takes at least {wait_s:.1f} s; "

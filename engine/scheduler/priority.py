@@ -79,9 +79,8 @@ class ByPriority:
     def num_tokens(self) -> int:
         return sum(self._tokens.values())
 
-    def tokens_ahead(self, seq: Sequence) -> int:
-        own = self.class_of(seq)
-        return sum(num_tokens for cls, num_tokens in self._tokens.items() if cls <= own)
+    def tokens_ahead(self, cls: int) -> int:
+        return sum(num_tokens for own, num_tokens in self._tokens.items() if own <= cls)
 
     def __len__(self) -> int:
         return len(self._seqs)

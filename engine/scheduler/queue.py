@@ -49,8 +49,8 @@ class WaitingQueue(Protocol):
     def num_tokens(self) -> int:
         """Of all that wait."""
 
-    def tokens_ahead(self, seq: Sequence) -> int:
-        """Tokens of those in the same class or a more important one."""
+    def tokens_ahead(self, cls: int) -> int:
+        """Tokens of those in this class or a more important one."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Sequence]: ...

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from engine.config import EngineConfig
-from engine.kv.base import KVCache
+from engine.kv.base import GONE, KVCache
 from engine.scheduler.admission import Admission
 from engine.scheduler.chunks import Chunks
 from engine.scheduler.cost import StepCost
@@ -67,10 +67,10 @@ class Scheduler:
         self._eos_ids = eos_ids
         self._budget = config.max_num_batched_tokens
         self._fair = config.fair_sharing
-        self._cost = StepCost()
+        self._cost = StepCost(config.max_decode_slowdown)
         self._queue: WaitingQueue = QUEUES.get(config.scheduling_policy)(config)
         self._seats = Seats(config, kv, self._queue, self._cost, copy_s)
-        self._chunks = Chunks(config, kv, self._queue, self._cost)
+        self._chunks = Chunks(kv, self._queue, self._cost)
         self._admission = Admission(config, kv, self._queue, self._seats, self._chunks)
         self._deadlines = Deadlines()
         self._drain = DrainRate()
@@ -159,17 +159,18 @@ class Scheduler:
         if self._queue:
             self._drain_and_admit(step, now_s)
         if step.prompts:
-            self._chunks.divide(step)
-        stores, loads = self._kv.take_copies()
-        if not (step.grants or stores or loads):
+            self._serve_prompts(step)
+        copies = self._kv.take_copies()
+        if not (step.grants or copies.stores or copies.loads):
             return None
         plan = StepPlan(
             step_id=self._next_step_id,
             slices=slices(step.grants.items(), self._block_size),
             new=self._announce(step.grants) if step.prompts or self._held_back else (),
             finished=tuple(self._ended),
-            stores=stores,
-            loads=loads,
+            stores=copies.stores,
+            loads=copies.loads,
+            moves=copies.moves,
         )
         self._held_back = any(seq not in step.grants for seq in step.prompts)
         self._ended.clear()
@@ -221,7 +222,7 @@ class Scheduler:
         for seq in running.values():
             assert seq.phase is Phase.RUNNING and seq.num_pending > 0, f"sequence {seq.seq_id} is stuck"
             assert not seq.drafts or seq.num_pending == 1 + len(seq.drafts), "drafts before the end"
-        held = {block for seq in running.values() for block in seq.blocks}
+        held = {block for seq in running.values() for block in seq.blocks} - {GONE}
         assert len(held) == self._kv.num_used, "blocks not owned exactly by running sequences"
         assert self._announced <= self._live.keys() and not self._announced & set(self._ended)
         if plan := self._in_flight:
@@ -256,6 +257,13 @@ class Scheduler:
         for seq in prompts:
             if seq.phase is Phase.RUNNING:
                 step.add_prompt(seq)
+
+    def _serve_prompts(self, step: Step) -> None:
+        self._chunks.divide(step)
+        while step.prompts and not (step.grants or any(self._kv.loading(seq) for seq in step.prompts)):
+            # Under a window prompts take blocks as they go: all wait for what others of them hold.
+            self._seats.preempt(self._seats.least_deserving(), step)
+            self._chunks.divide(step)
 
     def _extend(self, seq: Sequence, step: Step) -> None:
         """Grant a decoding sequence its tokens, preempting the least deserving until there is room."""

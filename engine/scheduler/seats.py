@@ -99,10 +99,10 @@ class Seats:
         """Whether to try. What is cached and need not go soon is best left where it is."""
         if self._mode != "auto":
             return self._mode == "swap"
-        if self._caching and seq.request.sampling.prompt_logprobs is None and self._kv.num_free > len(seq.blocks):
+        if self._caching and seq.request.sampling.prompt_logprobs is None and self._kv.num_free > self._kv.held(seq):
             return False
         token_s = self._cost.recompute_s
-        return token_s is None or 2 * self._copy_s * len(seq.blocks) < token_s * seq.num_computed
+        return token_s is None or 2 * self._copy_s * self._kv.held(seq) < token_s * seq.num_computed
 
 
 def spare_blocks(seq: Sequence, num_running: int) -> int:

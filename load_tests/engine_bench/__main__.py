@@ -13,6 +13,8 @@ from pathlib import Path
 from engine.errors import EngineError
 from load_tests.engine_bench.base import Table
 from load_tests.engine_bench.bench import Bench
+from load_tests.engine_bench.kv_calibrate import calibrate
+from load_tests.engine_bench.kv_quality import TEXT
 from load_tests.engine_bench.parts import PARTS
 from load_tests.engine_bench.report import Report, as_json, machine, markdown, text
 from load_tests.errors import LoadError
@@ -28,6 +30,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--quick", action="store_true", help="small grids and few repetitions: not for comparison")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the tables there")
     p.add_argument("--out", type=Path, metavar="DIR", help="write engine_bench.json and engine_bench.md there")
+    p.add_argument(
+        "--calibrate", type=Path, metavar="FILE", help="with kv_quality: only write a file for engine.kv_scales there"
+    )
     return p
 
 
@@ -39,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(f"the machine is busy (load {load:.1f}): figures will be worse than they should be")
     bench = Bench(args.model, args.quick, _say)
     tables: list[Table] = []
+    if args.calibrate is not None:
+        return _calibrate(args)
     code, began = 0, time.perf_counter()
     try:
         for name in PARTS if args.part == "all" else (args.part,):
@@ -55,6 +62,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(f"done after {time.perf_counter() - began:.0f} s")
         _write(args, Report(_settings(bench, load), tuple(tables)))
     return code
+
+
+def _calibrate(args: argparse.Namespace) -> int:
+    if args.part != "kv_quality":
+        print(f"engine_bench: --calibrate goes with kv_quality, not {args.part}", file=sys.stderr)
+        return 2
+    try:
+        count = calibrate(args.model, TEXT.read_text(encoding="utf-8"), args.calibrate)
+    except (EngineError, OSError) as error:
+        print(f"engine_bench: {error}", file=sys.stderr)
+        return 2
+    _say(f"{args.calibrate}: from {count} tokens")
+    return 0
 
 
 def _settings(bench: Bench, load: float) -> dict[str, str]:

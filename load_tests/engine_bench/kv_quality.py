@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -18,9 +19,11 @@ from engine.offline import generate
 from engine.types import SamplingParams
 from load_tests.engine_bench.base import Row, Table
 from load_tests.engine_bench.bench import Bench
+from load_tests.engine_bench.kv_calibrate import calibrate
 
 TEXT = Path(__file__).with_name("prose.txt")
 FORMATS = ("float32", "float16", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
+_CALIBRATED = ("int8", "fp8_e4m3", "fp8_e5m2")
 _PROMPTS, _PROMPT_TOKENS, _NEW = 32, 24, 48
 _MEMORY = 1 << 27
 
@@ -38,6 +41,12 @@ def run(bench: Bench) -> list[Table]:
     for name in FORMATS:
         bench.say(f"cache {name}")
         outcomes[name] = _measure(bench, name, text)
+    with TemporaryDirectory() as folder:
+        scales = Path(folder) / "scales.json"
+        calibrate(bench.model, text[len(text) // 2 :], scales)
+        for name in _CALIBRATED:
+            bench.say(f"cache {name}, calibrated")
+            outcomes[f"{name}, calibrated"] = _measure(bench, name, text, str(scales))
     base = outcomes["float32"]
     rows: list[Row] = []
     for name, got in outcomes.items():
@@ -61,15 +70,19 @@ def run(bench: Bench) -> list[Table]:
         "equal": "equal texts",
         "blocks": "blocks / float16's",
     }
-    notes = (f"perplexity of {TEXT.name}; {len(base.continuations)} prompts, {len(base.continuations[0])} tokens each",)
+    notes = (
+        f"perplexity of {TEXT.name}; {len(base.continuations)} prompts, {len(base.continuations[0])} tokens each",
+        "calibrated: one scale per layer, from the second half of the same text; otherwise one per token and head",
+    )
     return [Table("kv_quality", "Formats of the K/V cache: quality and capacity", columns, rows, notes)]
 
 
-def _measure(bench: Bench, name: str, text: str) -> _Outcome:
+def _measure(bench: Bench, name: str, text: str, scales: str = "dynamic") -> _Outcome:
     config = EngineConfig(
         model=bench.model,
         device="cpu",
         kv_cache_dtype=name,
+        kv_scales=scales,
         kv_cache_memory=_MEMORY,
         max_model_len=min(1536, bench.subject.capacity.max_model_len),
     )

@@ -49,7 +49,7 @@ def _steps(bench: Bench) -> Table:
     rows: list[Row] = []
     steps = 40 if bench.quick else 400
     for running, waiting in ((64, 0), (64, _CROWD), (512, 0), (512, _CROWD)):
-        schedule_s, update_s, plan = scheduler_step(running, steps, waiting)
+        schedule_s, update_s, plan = scheduler_step(running, steps, waiting, _POOL if waiting else 0)
         engine_s = engine_step(bench, running, steps // 4)
         build = partial(build_batch, plan.slices, bench.subject.config.block_size, torch.device("cpu"))
         batch_s = seconds(build, bench.budget_s / 3, clock=time.process_time)
@@ -88,13 +88,14 @@ def _config(running: int) -> tuple[EngineConfig, Capacity]:
     return config, Capacity(blocks, _PROMPT + _OUTPUT, vocab_size=1 << 16, eos_ids=frozenset(), fingerprint="none")
 
 
-def scheduler_step(running: int, steps: int, waiting: int = 0) -> tuple[float, float, StepPlan]:
+def scheduler_step(running: int, steps: int, waiting: int = 0, spare: int = 0) -> tuple[float, float, StepPlan]:
     """(seconds of schedule(), seconds of update()) per decode step with prefix caching on, and the last plan. With
-    sequences waiting everything that the scheduler can do is on, and the pool is large."""
+    sequences waiting everything that the scheduler can do is on. `spare`: blocks that nobody needs."""
     config, capacity = _config(running)
+    capacity = replace(capacity, num_blocks=capacity.num_blocks + spare)
     if waiting:
         config = replace(config, scheduling_policy="priority", fair_sharing=True)
-        capacity = replace(capacity, num_blocks=_POOL, num_host_slots=_POOL)
+        capacity = replace(capacity, num_host_slots=capacity.num_blocks)
     kv = PagedKVCache(capacity.num_blocks, config.block_size, config.enable_prefix_caching, {}, capacity.num_host_slots)
     scheduler = Scheduler(config, kv, capacity.max_model_len, capacity.eos_ids)
     params = SamplingParams(max_tokens=_OUTPUT)

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from load_tests.engine_bench import contention, decode, kv_quality, overhead, prefill, scheduling, throughput
+from load_tests.engine_bench import (
+    contention,
+    decode,
+    determinism,
+    kv_quality,
+    overhead,
+    prefill,
+    scheduling,
+    throughput,
+)
 from load_tests.engine_bench.base import Table
 from load_tests.engine_bench.bench import Bench
 
@@ -16,4 +25,5 @@ PARTS: dict[str, Callable[[Bench], list[Table]]] = {
     "scheduling": scheduling.run,
     "contention": contention.run,
     "kv_quality": kv_quality.run,
+    "determinism": determinism.run,
 }

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.attention.base import BACKENDS, AttentionShape
 from engine.kernels import cpu
+from engine.kv.base import GONE
 from engine.runner.batch import ForwardBatch, build_batch
 from engine.select import Machine, refusals
 from engine.types import SeqSlice
@@ -91,7 +92,7 @@ class Case:
             key_at = torch.arange(start + length)[None, :]
             hidden = key_at > query_at
             if self.shape.window is not None:
-                hidden |= key_at <= query_at - self.shape.window
+                hidden |= (key_at <= query_at - self.shape.window) & (key_at >= self.shape.sinks)
             weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
             out.append(torch.einsum("hqk,khd->qhd", weights, values).flatten(1))
             row += length
@@ -103,9 +104,19 @@ class Case:
         with torch.inference_mode():
             return backend.run(q, k, v, self.kv, batch, backend.plan(batch))
 
+    def forget(self) -> None:
+        """Put NaN where no row of this step looks any more, and take those blocks out of the tables."""
+        window, sinks, size = self.shape.window, self.shape.sinks, self.block_size
+        assert window is not None
+        for (start, _), blocks in zip(self.slices, self.blocks, strict=True):
+            for i in range(-(-sinks // size), (start - window + 1) // size):
+                for cache in self.kv:
+                    cache[blocks[i]] = float("nan")
+                blocks[i] = GONE
 
-def _shape(heads: int, kv_heads: int, window: int | None = None, head_dim: int = 64) -> AttentionShape:
-    return AttentionShape(heads, kv_heads, head_dim, head_dim**-0.5, window)
+
+def _shape(heads: int, kv_heads: int, window: int | None = None, head_dim: int = 64, sinks: int = 0) -> AttentionShape:
+    return AttentionShape(heads, kv_heads, head_dim, head_dim**-0.5, window, sinks)
 
 
 @pytest.mark.parametrize("name", BACKENDS.names())
@@ -127,6 +138,20 @@ def test_sliding_window(name, window, ragged):
     shape = _shape(6, 2, window)
     backend = _backend(name, shape, 16, "float32", "float32")
     case = Case(RAGGED[ragged], shape, 16)
+    torch.testing.assert_close(
+        case.run(backend, torch.float32).double(), case.expected(torch.float32), atol=TOLERANCE["float32"], rtol=0
+    )
+
+
+@pytest.mark.parametrize("name", BACKENDS.names())
+@pytest.mark.parametrize("sinks", [0, 1, 4, 16, 40, 300])
+@pytest.mark.parametrize("window", [1, 20, 64])
+@pytest.mark.parametrize("slices", [[(700, 1), (30, 1)], [(0, 330)], [(500, 70), (620, 1), (0, 3), (40, 9)]])
+def test_sinks_beside_a_window_and_nothing_between_them_is_read(name, slices, window, sinks):
+    shape = _shape(6, 2, window, 16, sinks)
+    backend = _backend(name, shape, 16, "float32", "float32")
+    case = Case(slices, shape, 16)
+    case.forget()
     torch.testing.assert_close(
         case.run(backend, torch.float32).double(), case.expected(torch.float32), atol=TOLERANCE["float32"], rtol=0
     )
@@ -164,12 +189,15 @@ def test_new_rows_are_in_the_cache_and_nothing_else_is_touched(name):
     heads=st.sampled_from(HEADS),
     head_dim=st.sampled_from([16, 64, 128]),
     window=st.sampled_from([None, 3, 24]),
+    sinks=st.sampled_from([0, 0, 2, 17]),
 )
-def test_any_ragged_batch(name, slices, block_size, heads, head_dim, window):
-    shape = _shape(*heads, window, head_dim)
+def test_any_ragged_batch(name, slices, block_size, heads, head_dim, window, sinks):
+    shape = _shape(*heads, window, head_dim, sinks)
     cls = BACKENDS.get(name)
     if _refusals(cls, shape, "float32", "float32"):
         return
     case = Case(slices, shape, block_size)
+    if window is not None:
+        case.forget()
     out = case.run(cls(shape, block_size), torch.float32)
     torch.testing.assert_close(out.double(), case.expected(torch.float32), atol=TOLERANCE["float32"], rtol=0)

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+import torch
 from fake_executor import FakeExecutor
+from helpers_models import make_gguf
 
 from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.errors import ContextLengthError, EngineDeadError
+from engine.errors import CapacityError, ConfigError, ContextLengthError, EngineDeadError
 from engine.text import load_text
 from engine.types import FinishReason, GenerateRequest, SamplingParams, TokenDelta
 
@@ -51,8 +53,9 @@ async def test_one_stream_multiplexes_requests_and_choices(engine: AsyncEngine) 
     assert sum(len(d.token_ids) for d in deltas) == 8 + 8 + 3
 
 
-async def test_leaving_early_aborts_and_frees(engine: AsyncEngine) -> None:
-    stream = engine.generate((request("a", 400),))
+@pytest.mark.parametrize("n", [1, 4])
+async def test_leaving_early_aborts_and_frees(engine: AsyncEngine, n: int) -> None:
+    stream = engine.generate((request("a", 400, n),))
     await anext(stream)
     assert engine.engine.has_work
     await stream.aclose()
@@ -114,3 +117,62 @@ async def test_without_a_task(engine: AsyncEngine) -> None:
     await until(lambda: refused.error)
     assert isinstance(refused.error, ContextLengthError) and refused.take() == []
     engine.close_stream(refused)
+
+
+async def test_pins_between_steps(engine: AsyncEngine) -> None:
+    running = asyncio.create_task(collect(engine, request("a", 60)))
+    ids = tuple(range(5, 45))
+    assert await engine.pin(ids) == 32
+    await until(lambda: engine.stats().pinned_blocks == 2)
+    await engine.unpin(ids)
+    with pytest.raises(CapacityError):
+        await engine.pin(range(3, 3 + 33 * 16))
+    with pytest.raises(ConfigError, match="does not let blocks be moved"):
+        await engine.export_prefix(ids)
+    assert (await running)[-1].finish_reason is FinishReason.LENGTH, "a refusal is the caller's own"
+    await until(lambda: engine.stats().pinned_blocks == 0)
+
+
+async def test_work_for_a_dead_or_closed_engine_is_refused() -> None:
+    executor = FakeExecutor()
+    made = AsyncEngine(Engine(EngineConfig(model="unused", num_kv_blocks=64), executor=executor, text=TEXT))
+    executor.fail_at = 1
+    await collect(made, request("a"))
+    with pytest.raises(EngineDeadError):
+        await made.pin(range(32))
+    await asyncio.to_thread(made.close)
+    with pytest.raises(EngineDeadError):
+        await made.pin(range(32))
+    with pytest.raises(EngineDeadError):
+        await asyncio.wait_for(collect(made, request("late")), 5)
+
+
+async def test_what_comes_after_close_is_refused(engine: AsyncEngine) -> None:
+    await asyncio.to_thread(engine.close)
+    with pytest.raises(EngineDeadError):
+        await engine.unpin(range(32))
+    with pytest.raises(EngineDeadError):
+        await collect(engine, request("late"))
+
+
+async def test_a_prefix_moves_from_one_engine_to_another(tmp_path_factory: pytest.TempPathFactory) -> None:
+    torch.set_num_threads(1)
+    model = make_gguf(tmp_path_factory.mktemp("model"))
+    config = EngineConfig(str(model), device="cpu", num_kv_blocks=32, max_model_len=128)
+    one, two = (AsyncEngine(Engine(config, text=TEXT)) for _ in range(2))
+    prompt = tuple(range(3, 60))
+
+    async def answer(made: AsyncEngine) -> tuple[int, list[int]]:
+        params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+        deltas = await collect(made, GenerateRequest("r", prompt, params, cache_salt="s"))
+        return deltas[-1].num_cached_tokens, [token for delta in deltas for token in delta.token_ids]
+
+    try:
+        first = await answer(one)
+        moved = await one.export_prefix(prompt, "s")
+        assert await two.import_prefix(moved) == len(moved.digests) == 3
+        assert await answer(two) == first
+        assert two.engine.stats().prompt_tokens == 57 and (await answer(two))[0] == 48
+    finally:
+        for made in (one, two):
+            await asyncio.to_thread(made.close)

@@ -47,7 +47,7 @@ def config(path: str, **settings) -> EngineConfig:
 
 @pytest.fixture(scope="module", params=ARCHS)
 def model(request, tmp_path_factory) -> tuple[str, str]:
-    window = {"sliding_window": 24} if request.param == "mistral" else {}
+    window = {"sliding_window": 48} if request.param == "mistral" else {}
     path = tmp_path_factory.mktemp("m")
     return str(make_hf_dir(path, request.param, **window)), str(make_gguf(path))  # the latter for its tokenizer
 

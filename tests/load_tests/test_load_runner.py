@@ -141,7 +141,8 @@ async def test_an_error_inside_a_stream_is_an_error(server: FakeServer) -> None:
 async def test_a_closed_loop_ends_after_its_duration(server: FakeServer) -> None:
     done = await go(server, {"arrivals": {"kind": "closed", "concurrency": 3}, "duration_s": 0.2})
     assert server.peak <= 3 and len(done.outcomes) >= 3
-    assert max(o.due for o in done.outcomes) < done.phases[0].start + 0.2
+    # One that was let out just in time may become due a moment later.
+    assert sum(o.due >= done.phases[0].start + 0.2 for o in done.outcomes) <= 3
     assert done.num_planned is None
 
 

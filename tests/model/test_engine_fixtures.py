@@ -133,6 +133,27 @@ def test_n_choices_are_distinct_repeatable_and_independent_of_neighbours(demo: D
     assert len({c.text for c in first.choices}) >= 2
 
 
+def test_a_seed_decides_whatever_the_place_in_a_list_of_prompts(demo: Demo) -> None:
+    params = SamplingParams(max_tokens=12, temperature=1.2, seed=5, ignore_eos=True)
+    alike = [done.choices[0].token_ids for done in demo.engine().generate(["Count: 1, 2, 3, 4,"] * 8, params)]
+    again = [done.choices[0].token_ids for done in demo.engine().generate(["Count: 1, 2, 3, 4,"] * 3, params)]
+    assert len({*alike, *again}) == 1, "prompt and seed being the same, so is the answer"
+
+
+@pytest.mark.parametrize(
+    ("penalty", "ids"),
+    [
+        ({"repetition_penalty": 2.0}, (256, 37, 109)),
+        ({"presence_penalty": 2.0}, (216, 37, 28, 216, 38, 28, 216, 39)),
+        ({"frequency_penalty": 1.5}, (216, 37, 28, 216, 38, 28, 216, 39)),
+    ],
+)
+def test_only_repetition_counts_the_prompt(demo: Demo, penalty: dict[str, float], ids: tuple[int, ...]) -> None:
+    params = SamplingParams(max_tokens=8, temperature=0.0, **penalty)  # type: ignore[arg-type]
+    (done,) = demo.engine().generate(["Count: 1, 2, 3, 4,"], params)
+    assert done.choices[0].token_ids[: len(ids)] == ids
+
+
 @pytest.mark.parametrize("length", [16, 32, 33])
 def test_a_prompt_that_is_all_in_the_cache(demo: Demo, length: int) -> None:
     prompt = [1000 + 7 * i for i in range(length)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from engine.errors import ConfigError
 from engine.kernels.cpu.build import library
 from engine.kernels.cpu.float_packing import FloatWeight
 from engine.kernels.cpu.packing import PackedWeight
+from engine.kernels.cpu.pages import LargePages
 from engine.kernels.cpu.tape import BufferPool, NativeFunction, Tape
 from engine.kernels.cpu.tiles import usable
 from engine.kv.storage import SCALE_DTYPE, SCALED_DTYPES, LayerKV
@@ -33,6 +34,7 @@ KV_TYPES = {
 MAX_HEAD_DIM = 256
 HEAD_DIM_STEP = 16
 KEY_GROUP = 16  # keys that a vector holds
+_Weight = TypeVar("_Weight", PackedWeight, FloatWeight)
 _EXACT, _ROUNDED, _TILED = range(3)  # how float_linear takes its activations
 
 
@@ -63,7 +65,9 @@ class NativeKernels:
     A rank's layers share one instance, so that what they call can be recorded. One thread at a time.
     """
 
-    needs: ClassVar[Needs] = Needs(devices=frozenset({"cpu"}), dtypes=frozenset({"float32"}), native=True)
+    needs: ClassVar[Needs] = Needs(
+        devices=frozenset({"cpu"}), dtypes=frozenset({"float32"}), native=True, invariant=True
+    )
 
     def __init__(self, lib: ctypes.CDLL | None = None, tiles: bool | None = None) -> None:
         """`lib` None: the machine's library. `tiles`: use the processor's matrix tiles, or what stands in for them in
@@ -74,11 +78,12 @@ class NativeKernels:
         self._lib = lib
         self._tiles = usable(lib) if tiles is None else tiles
         self._tape: Tape | None = None
+        self._pages = LargePages()
         self._packed_linear = NativeFunction(lib, "sluice_packed_linear", "Pqq Pqqqqqq PPqqq")
         self._packed_rows = NativeFunction(lib, "sluice_packed_rows", "Pqqqqqq PPqq")
         self._float_linear = NativeFunction(lib, "sluice_float_linear", "Pqq Pqqq PPqqq")
         self._float_rows = NativeFunction(lib, "sluice_float_rows", "Pqqq PPqq")
-        self._attention = NativeFunction(lib, "sluice_attention", "PPPqqq PPq qqqq qqqq PPqqq q PPPP qqqqqq dPq")
+        self._attention = NativeFunction(lib, "sluice_attention", "PPPqqq PPq qqqq qqqq PPqqq q PPPP qqqqqqq dPq")
         self._rms_norm = NativeFunction(lib, "sluice_rms_norm", "Pqqq Pq PdP qq")
         self._rope = NativeFunction(lib, "sluice_rope", "Pqq Pqqq PPqP qq")
         self._silu_mul = NativeFunction(lib, "sluice_silu_mul", "Pqq Pqq")
@@ -95,6 +100,11 @@ class NativeKernels:
         finally:
             self._tape = None
             tape.finish()
+
+    def hold(self, weight: _Weight) -> _Weight:
+        """The same weight where these kernels read it fastest: beside those held before it. Those that a step reads
+        one after the other are best held in that order."""
+        return replace(weight, data=self._pages.place(weight.data))
 
     def packed_linear(self, x: Tensor, w: PackedWeight, bias: Tensor | None = None) -> Tensor:
         """x [T, in] @ w^T + bias -> [T, out]. Off the float32 result by the rounding of x to 16 bits per 32
@@ -136,13 +146,14 @@ class NativeKernels:
 
     def paged_attention(
         self, q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, context: PagedContext, scale: float,
-        window: int | None = None,
+        window: int | None = None, sinks: int = 0,
     ) -> Tensor:  # fmt: skip
         """Write k, v [T, KVH, D] at the slots of kv, then attend q [T, H, D]; returns [T, H * D].
 
         kv is of a type in KV_TYPES, with the features of a head side by side. K is read faster if the slots of a
         block are side by side instead, which takes a block_size that is a multiple of 16. D is a multiple of 16 up
-        to 256. The rows of sequence b are the last of its seq_lens[b] tokens.
+        to 256. The rows of sequence b are the last of its seq_lens[b] tokens. With a window a row sees the last
+        `window` of its tokens, and besides the first `sinks`. Scales whose strides are all 0 are one for all, given.
         """
         rows, heads, dim = q.shape
         k_cache, v_cache, *scales = kv
@@ -165,7 +176,7 @@ class NativeKernels:
             self._attention, q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0),
             k_cache.data_ptr(), v_cache.data_ptr(), KV_TYPES[k_cache.dtype], *k_cache.stride(), *v_cache.stride(),
             *scale_arguments, block_size, *context.arguments, heads, kv_heads, dim, -1 if window is None else window,
-            scale, out.data_ptr(), torch.get_num_threads(),
+            0 if window is None else sinks, scale, out.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         return out
 

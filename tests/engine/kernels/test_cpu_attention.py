@@ -22,6 +22,7 @@ class Case:
     block_size: int
     window: int | None = None
     kv_dtype: torch.dtype = torch.float32
+    sinks: int = 0
 
 
 CASES = [
@@ -29,6 +30,7 @@ CASES = [
     Case(4, 4, 16, 8, window=10),
     Case(8, 1, 80, 16),
     Case(5, 1, 32, 7, window=64),
+    Case(6, 3, 32, 16, window=40, sinks=21),
     Case(2, 1, 256, 32, window=70, kv_dtype=torch.bfloat16),
     Case(6, 2, 128, 1, kv_dtype=torch.float16),
     Case(50, 1, 16, 16),
@@ -75,7 +77,7 @@ class Sequences:
             torch.tensor([end for _, _, end in slices], dtype=torch.int32),
             self.table[[b for b, _, _ in slices]].contiguous(),
         )
-        return kernels.paged_attention(q, k, v, self.kv, context, c.dim**-0.5, c.window)
+        return kernels.paged_attention(q, k, v, self.kv, context, c.dim**-0.5, c.window, c.sinks)
 
     def oracle(self, b: int) -> Tensor:
         """All rows of sequence b in float64."""
@@ -83,7 +85,7 @@ class Sequences:
         q, k, v = self.tokens[b]
         k, v = (t.to(c.kv_dtype).double().repeat_interleave(c.heads // c.kv_heads, dim=1) for t in (k, v))
         distance = torch.arange(len(q)).view(-1, 1) - torch.arange(len(q))
-        seen = (distance >= 0) & (distance < (c.window or len(q)))
+        seen = (distance >= 0) & ((distance < (c.window or len(q))) | (torch.arange(len(q)) < c.sinks))
         scores = torch.einsum("qhd,khd->hqk", q.double(), k) * c.dim**-0.5
         weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
         return torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
@@ -118,6 +120,17 @@ def test_a_row_does_not_depend_on_batch_or_chunks(kernels, case, threads):
         assert torch.equal(torch.cat(pieces), expected)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_decodes_of_many_sequences(kernels, threads):
+    """Each is written by the thread that attends it."""
+    torch.set_num_threads(threads)
+    contexts = [1 + 7 * i % 90 for i in range(30)]
+    sequences = Sequences(Case(6, 3, 32, 16), contexts, [1] * len(contexts))
+    got = sequences.run(kernels, *((b, n - 1, n) for b, n in enumerate(contexts)))
+    want = torch.cat([sequences.oracle(b)[-1:] for b in range(len(contexts))])
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_writes_exactly_the_slots(kernels, case):
     sequences = Sequences(case)
@@ -147,10 +160,10 @@ def test_keys_by_feature_give_the_same_bits(kernels, case):
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("window", [None, 300])
-def test_a_long_context_is_shared_out_without_changing_a_bit(kernels, window):
+@pytest.mark.parametrize(("window", "sinks"), [(None, 0), (300, 0), (300, 260)])
+def test_a_long_context_is_shared_out_without_changing_a_bit(kernels, window, sinks):
     """Spans go to different threads if there is little else to share; a chunk walks them one by one."""
-    case, length = Case(6, 2, 32, 16, window=window), 1000
+    case, length = Case(6, 2, 32, 16, window=window, sinks=sinks), 1000
     sequences = Sequences(case, [length, 1], [1, 1])
     whole = sequences.run(kernels, (0, 0, length))
     want = sequences.oracle(0)

@@ -41,7 +41,7 @@ def test_an_evicted_prefix_comes_back_by_copy_and_counts_as_cached(make: Maker) 
     kv.forget(first)
     hog = make(B[:16])
     assert admit(kv, hog)
-    stores, loads = kv.take_copies()
+    stores, loads, _ = kv.take_copies()
     assert loads == () and {block for block, _ in stores} == set(blocks[:2]), "the partly filled block is not kept"
     slot_of = dict(stores)
     kv.forget(hog)
@@ -49,7 +49,7 @@ def test_an_evicted_prefix_comes_back_by_copy_and_counts_as_cached(make: Maker) 
     hit = kv.lookup(again)
     assert (hit.block_ids, hit.num_tokens) == ((), 8)
     assert admit(kv, again)
-    stores, loads = kv.take_copies()
+    stores, loads, _ = kv.take_copies()
     assert stores == ()
     assert loads == ((slot_of[blocks[0]], again.blocks[0]), (slot_of[blocks[1]], again.blocks[1]))
     assert (again.num_computed, again.num_cached, kv.host_hits, kv.prefix_hits) == (8, 8, 8, 8)
@@ -110,7 +110,7 @@ def test_what_is_still_on_the_device_is_not_loaded(make: Maker) -> None:
     blocks = list(seq.blocks)
     assert kv.swap_out(seq) and admit(kv, seq)
     assert seq.blocks[:2] == blocks[:2]
-    stores, loads = kv.take_copies()
+    stores, loads, _ = kv.take_copies()
     assert len(stores) == 3 and [block for _, block in loads] == [seq.blocks[2]]
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kv.prefix import block_digest, root_digest
+from engine.kv.prefix import block_digest, block_digests, root_digest
 
 fields = st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=3)
 
@@ -48,3 +48,12 @@ def test_token_ids_have_fixed_width() -> None:
     root = root_digest({})
     assert block_digest(root, (1, 23)) != block_digest(root, (12, 3))
     assert block_digest(root, (256,)) != block_digest(root, (1, 0))
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=70), st.integers(1, 17))
+def test_a_chain_is_its_blocks_one_after_another(tokens: list[int], size: int) -> None:
+    parent, wanted = root_digest({"model": "m"}), []
+    for at in range(0, len(tokens) - size + 1, size):
+        parent = block_digest(parent, tokens[at : at + size])
+        wanted.append(parent)
+    assert [*block_digests(root_digest({"model": "m"}), tokens, size)] == wanted

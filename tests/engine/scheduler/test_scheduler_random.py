@@ -43,6 +43,7 @@ def random_world(rng: Random, policy: str = "fcfs", fair: bool = False, mode: st
         long_prefill_tokens=rng.choice([4, 16, 1000]),
         max_long_prefills=rng.choice([1, 2]),
         max_decode_slowdown=rng.choice([1.0, 2.5]),
+        num_disk_slots=rng.choice([0, 2, 6, 40]),
     )
 
 
@@ -103,6 +104,9 @@ def test_random_traces_keep_all_invariants_and_end_with_every_block_free(policy:
         seen["shared"] += world.kv.prefix_hits
         seen["spilled"] += world.kv.host.num_spilled
         seen["loaded"] += world.kv.host.num_loaded
-    wanted = {"operations": 5000, "preempted": 10, "shared": 100, "spilled": 50, "loaded": 3}
+        seen["to disk"] += world.kv.host.num_to_disk
+        seen["from disk"] += world.kv.host.num_from_disk
+    wanted = {"operations": 5000, "preempted": 10, "shared": 100, "spilled": 50, "loaded": 3, "to disk": 50}
+    wanted["from disk"] = 1
     wanted["swapped"] = 3 if mode == "swap" else 0
     assert all(seen[name] >= least for name, least in wanted.items()), seen

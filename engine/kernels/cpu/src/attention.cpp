@@ -32,8 +32,9 @@ struct Cache {
 };
 
 struct ScaleStrides {  // in elements
-    int64_t block, slot, head;
+    int64_t block, slot, head;  // all 0: one scale for all, which is given
 
+    bool fixed() const { return head == 0; }
     int64_t at(int64_t block_id, int64_t offset, int64_t head_id) const {
         return block_id * block + offset * slot + head_id * head;
     }
@@ -50,7 +51,8 @@ struct Attention {
     int64_t block_size;
     const int64_t* slots;
     const int32_t *query_starts, *seq_lens, *block_table;
-    int64_t max_blocks, num_seqs, heads, kv_heads, head_dim, window;  // window < 0: none
+    int64_t max_blocks, num_seqs, heads, kv_heads, head_dim;
+    int64_t window, sinks;  // window < 0: none, and so no sinks: the first keys, which every row sees
     double scale;
     float* out;  // [T, heads * head_dim] dense
     int64_t threads;
@@ -61,11 +63,29 @@ struct Item {
     int64_t seq, kv_head;
     int64_t row, count;  // the first position's row in the batch, and how many there are
     int64_t position;    // of the first
-    int64_t oldest;      // key that any of them sees
+    int64_t oldest;      // key that any of them sees behind the sinks
+    int64_t sinks;       // keys before those that any of them sees
 
     int64_t end() const { return position + count; }  // of the keys
-    int64_t first_span() const { return oldest / kSpan; }
-    int64_t spans() const { return (end() - 1) / kSpan + 1 - first_span(); }
+    int64_t sink_spans() const { return (sinks + kSpan - 1) / kSpan; }
+    int64_t spans() const {
+        const int64_t behind = end() > oldest ? (end() - 1) / kSpan + 1 - oldest / kSpan : 0;
+        return sink_spans() + behind;
+    }
+};
+
+// Keys that are walked together: [begin, end), those before `oldest` being seen by none.
+struct Span {
+    int64_t begin, end, oldest;
+
+    Span(const Item& item, int64_t index) {
+        if (index < item.sink_spans()) {
+            begin = index * kSpan, end = std::min(begin + kSpan, item.sinks), oldest = 0;
+        } else {
+            begin = (item.oldest / kSpan + index - item.sink_spans()) * kSpan;
+            end = std::min(begin + kSpan, item.end()), oldest = item.oldest;
+        }
+    }
 };
 
 // Where the K and V of a tile's keys begin, for one head. Before `from` (and so before the oldest key that is
@@ -92,6 +112,13 @@ struct Tile {
         }
         std::fill(keys + to, keys + kKeys, nullptr);
     }
+
+    // What lies nowhere lies where it does in `other`.
+    void complete(const Tile& other) {
+        if (from == 0 && to == kKeys) return;
+        for (int j = 0; j < kKeys; ++j)
+            if (!keys[j]) keys[j] = other.keys[j], values[j] = other.values[j];
+    }
 };
 
 inline float bounded(float f) {  // NaN is taken for 0
@@ -100,17 +127,21 @@ inline float bounded(float f) {  // NaN is taken for 0
 
 // The largest magnitude of a head becomes the largest code. As engine.attention.kv_codec has it.
 template <class T>
-BFloat16 encode(const float* head, int64_t dim, T* out, int64_t stride) {
+BFloat16 scale_for(const float* head, int64_t dim) {
     float largest = 0.0f;
     for (int64_t d = 0; d < dim; ++d) largest = std::max(largest, std::fabs(bounded(head[d])));
     BFloat16 scale;
     from_float(largest / T::kLargest, &scale);
+    return scale;
+}
+
+template <class T>
+void encode(const float* head, int64_t dim, BFloat16 scale, T* out, int64_t stride) {
     const float divisor = to_float(scale);
     for (int64_t d = 0; d < dim; ++d) {
         const float code = divisor > 0.0f ? bounded(head[d]) / divisor : 0.0f;
         from_float(std::min(T::kLargest, std::max(-T::kLargest, code)), out + d * stride);
     }
-    return scale;
 }
 
 template <class T>
@@ -120,7 +151,6 @@ class Kernel {
         : a_(a), kc_(kc), vc_(vc), dim_(a.head_dim), group_(a.heads / a.kv_heads) {}
 
     void run() {
-        write();
         const int64_t positions = std::max<int64_t>(1, kRows / group_);
         thread_local Scratch scratch;
         int64_t* offsets = scratch.get<int64_t>(a_.num_seqs + 1);  // of each sequence's first item, per KV head
@@ -132,6 +162,7 @@ class Kernel {
             work += rows * a_.seq_lens[b];
             most_spans = std::max<int64_t>(most_spans, (a_.seq_lens[b] - 1) / kSpan + 1);
         }
+        most_spans += (a_.sinks + kSpan - 1) / kSpan;
         const int64_t items = offsets[a_.num_seqs] * a_.kv_heads;
         const int threads = work * a_.heads * dim_ < 1 << 15 ? 1 : static_cast<int>(a_.threads);
         // Later query tiles see more context: handing them out first keeps the threads level at the end.
@@ -140,55 +171,75 @@ class Kernel {
             const int64_t seq = std::upper_bound(offsets, offsets + a_.num_seqs + 1, tile) - offsets - 1;
             return make_item(seq, i % a_.kv_heads, (tile - offsets[seq]) * positions, positions);
         };
-        if (threads > 1 && most_spans > 1 && items < 4 * threads)
+        if (threads > 1 && most_spans > 1 && items < 4 * threads) {
+            write_all();
             share_spans(item, items, most_spans, threads);
-        else
-            split(threads, items, 1, [&](int64_t begin, int64_t end) {
-                for (int64_t i = begin; i < end; ++i) attend(item(i));
-            });
+            return;
+        }
+        // Where no other item reads what an item's rows write, it writes that itself, into lines already asked for.
+        const bool own = offsets[a_.num_seqs] == a_.num_seqs;
+        if (!own) write_all();
+        const int64_t chunk = items < 16 * threads ? 1 : a_.kv_heads;
+        split(threads, items, chunk, [&](int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; ++i) {
+                const Item it = item(i);
+                if (own)
+                    for (int64_t r = 0; r < it.count; ++r) write(it.row + r, it.kv_head);
+                const int64_t after = i + 1 < end ? i + 1 : end + (threads - 1) * chunk;  // if the threads take turns
+                const Item following = item(std::min(after, items - 1));
+                attend(it, following);
+            }
+        });
     }
 
    private:
-    void write() {
+    void write_all() const {
         const int64_t tokens = a_.query_starts[a_.num_seqs];
         const bool small = tokens * a_.kv_heads * dim_ < 1 << 14;
         split(small ? 1 : static_cast<int>(a_.threads), tokens, 16, [&](int64_t begin, int64_t end) {
-            for (int64_t t = begin; t < end; ++t) {
-                const int64_t block = a_.slots[t] / a_.block_size, offset = a_.slots[t] % a_.block_size;
-                for (int64_t h = 0; h < a_.kv_heads; ++h) {
-                    T* k = kc_.data + kc_.slot(block, offset) + h * kc_.strides.head;
-                    T* v = vc_.data + vc_.slot(block, offset) + h * vc_.strides.head;
-                    const float* new_k = a_.k + t * a_.k_row + h * dim_;
-                    const float* new_v = a_.v + t * a_.v_row + h * dim_;
-                    if constexpr (kScaled<T>) {
-                        const int64_t at = a_.scale_strides.at(block, offset, h);
-                        kc_.scales[at] = encode(new_k, dim_, k, kc_.strides.feature);
-                        vc_.scales[at] = encode(new_v, dim_, v, 1);
-                    } else {
-                        for (int64_t d = 0; d < dim_; ++d) from_float(new_k[d], k + d * kc_.strides.feature);
-                        for (int64_t d = 0; d < dim_; ++d) from_float(new_v[d], v + d);
-                    }
-                }
-            }
+            for (int64_t t = begin; t < end; ++t)
+                for (int64_t h = 0; h < a_.kv_heads; ++h) write(t, h);
         });
+    }
+
+    // Token t's K and V of head h.
+    void write(int64_t t, int64_t h) const {
+        const int64_t block = a_.slots[t] / a_.block_size, offset = a_.slots[t] % a_.block_size;
+        T* k = kc_.data + kc_.slot(block, offset) + h * kc_.strides.head;
+        T* v = vc_.data + vc_.slot(block, offset) + h * vc_.strides.head;
+        const float* new_k = a_.k + t * a_.k_row + h * dim_;
+        const float* new_v = a_.v + t * a_.v_row + h * dim_;
+        if constexpr (kScaled<T>) {
+            const int64_t at = a_.scale_strides.at(block, offset, h);
+            if (!a_.scale_strides.fixed()) {
+                kc_.scales[at] = scale_for<T>(new_k, dim_);
+                vc_.scales[at] = scale_for<T>(new_v, dim_);
+            }
+            encode(new_k, dim_, kc_.scales[at], k, kc_.strides.feature);
+            encode(new_v, dim_, vc_.scales[at], v, 1);
+        } else {
+            for (int64_t d = 0; d < dim_; ++d) from_float(new_k[d], k + d * kc_.strides.feature);
+            for (int64_t d = 0; d < dim_; ++d) from_float(new_v[d], v + d);
+        }
     }
 
     Item make_item(int64_t seq, int64_t kv_head, int64_t begin, int64_t positions) const {
         const int64_t first = a_.query_starts[seq], rows = a_.query_starts[seq + 1] - first;
         const int64_t position = a_.seq_lens[seq] - rows + begin;
-        const int64_t oldest = a_.window < 0 ? 0 : std::max<int64_t>(0, position - a_.window + 1);
-        return {seq, kv_head, first + begin, std::min(positions, rows - begin), position, oldest};
+        const int64_t count = std::min(positions, rows - begin);
+        const int64_t oldest = a_.window < 0 ? 0 : std::max<int64_t>(a_.sinks, position - a_.window + 1);
+        return {seq, kv_head, first + begin, count, position, oldest, std::min(a_.sinks, position + count)};
     }
 
-    // All spans of an item, one after the other.
-    void attend(const Item& item) const {
+    // All spans of an item, one after the other. Its thread goes on with `following`.
+    void attend(const Item& item, const Item& following) const {
         const int64_t rows = item.count * group_, size = Partial::floats(rows, dim_);
         thread_local Scratch scratch;
         float* memory = scratch.get<float>(2 * size);
         Partial whole(memory, rows, dim_), part(memory + size, rows, dim_);
-        attend_span(item, 0, whole);
+        attend_span(item, 0, following, whole);
         for (int64_t s = 1; s < item.spans(); ++s) {
-            attend_span(item, s, part);
+            attend_span(item, s, following, part);
             whole.merge(part, rows, dim_);
         }
         finish(item, whole);
@@ -208,7 +259,7 @@ class Kernel {
                 const Item it = item(at / most_spans);
                 if (at % most_spans < it.spans()) {
                     Partial p = part(at / most_spans, at % most_spans, it);
-                    attend_span(it, at % most_spans, p);
+                    attend_span(it, at % most_spans, it, p);
                 }
             }
         });
@@ -221,7 +272,7 @@ class Kernel {
     }
 
     // Attends the item's rows to one of its spans.
-    void attend_span(const Item& item, int64_t span, Partial& out) const {
+    void attend_span(const Item& item, int64_t span, const Item& following, Partial& out) const {
         const int rows = static_cast<int>(item.count * group_);
         thread_local Scratch scratch;
         float* q = scratch.get<float>(rows * (dim_ + kKeys) + 2 * dim_ * kKeys);
@@ -237,16 +288,20 @@ class Kernel {
 
         // Few rows read the cache as it is; for many a copy pays that need not be converted again and again.
         const bool direct = std::is_same_v<T, float> || rows <= kMaxRows;
-        const int64_t begin = (item.first_span() + span) * kSpan, end = std::min(begin + kSpan, item.end());
+        const Span keys(item, span);
+        const bool sinks = span < item.sink_spans();
+        const int64_t last = sinks ? keys.end : item.end();
         const int32_t* table = a_.block_table + item.seq * a_.max_blocks;
-        int64_t start = std::max(begin, item.oldest / kKeys * kKeys);
+        int64_t start = std::max(keys.begin, keys.oldest / kKeys * kKeys);
         Tile<T> tile, next;
-        next.find(kc_, vc_, table, item.kv_head, start, item.end(), item.oldest);
-        for (; start < end; start += kKeys) {
+        next.find(kc_, vc_, table, item.kv_head, start, last, keys.oldest);
+        for (; start < keys.end; start += kKeys) {
             tile = next;
             // Blocks lie apart, which the hardware does not foresee: ask for the next tile during this one.
-            next.find(kc_, vc_, table, item.kv_head, start + kKeys, item.end(), item.oldest);
-            const Tile<T>& ahead = next.to == tile.to ? next : tile;
+            next.find(kc_, vc_, table, item.kv_head, start + kKeys, last, keys.oldest);
+            Tile<T> ahead = next;
+            if (!next.to) begin_of(following, ahead);
+            ahead.complete(tile);
 
             if (direct && kc_.by_feature()) {
                 score_groups(tile, rows, q, tile.keys, ahead.keys, kc_.strides.feature, scores);
@@ -264,7 +319,8 @@ class Kernel {
             for (int r = 0; r < rows; ++r) {
                 const int64_t at = item.position + r / group_;
                 const int high = static_cast<int>(std::min<int64_t>(tile.to, at + 1 - start));
-                const int low = a_.window < 0 ? 0 : static_cast<int>(std::max<int64_t>(0, at - a_.window + 1 - start));
+                const int64_t oldest = a_.window < 0 || sinks ? 0 : std::max(a_.sinks, at - a_.window + 1);
+                const int low = static_cast<int>(std::max<int64_t>(0, oldest - start));
                 const float alpha = soften(scores + r * kKeys, low, high, out.peak[r], out.total[r]);
                 if (alpha != 1.0f)
                     for (int64_t d = r * dim_; d < (r + 1) * dim_; d += kLanes)
@@ -283,6 +339,13 @@ class Kernel {
                 weigh_all(tile, rows, scores, copy, copy, out.acc);
             }
         }
+    }
+
+    // The first tile that an item walks, but for sinks.
+    void begin_of(const Item& item, Tile<T>& out) const {
+        const int32_t* table = a_.block_table + item.seq * a_.max_blocks;
+        const int64_t start = item.oldest / kKeys * kKeys;
+        out.find(kc_, vc_, table, item.kv_head, start, item.end(), item.oldest);
     }
 
     // The scales of a tile's keys and values; zero for those that are not known.
