@@ -1,8 +1,12 @@
 """A policy by name or from a YAML file, with its settings and guardrails.
 
 policy: slo                     # a name in base.POLICIES
+min_replicas: 2
+max_replicas: 12
 params: {ttft_slo_s: 0.5}       # the policy's own settings
-guardrails: {min_replicas: 2, max_replicas: 12, downscale_window_s: 120}
+guardrails: {downscale_window_s: 120}
+
+The two bounds may also stand among the guardrails. A model's `autoscaling` in a config file is the same mapping.
 """
 
 from __future__ import annotations
@@ -16,6 +20,9 @@ from autoscaling.base import POLICIES, ScalingPolicy
 from autoscaling.controller import Controller
 from autoscaling.guardrails import GuardrailParams, Guardrails
 from autoscaling.settings import PolicyError, Settings
+
+BOUNDS = ("min_replicas", "max_replicas")
+KEYS = ("policy", *BOUNDS, "params", "guardrails")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +38,22 @@ class PolicySpec:
     def from_dict(cls, given: Any, label: str, guardrails: Mapping[str, Any] | None = None) -> PolicySpec:
         """`guardrails` are defaults for those the mapping does not set. Raises PolicyError."""
         if not isinstance(given, Mapping) or "policy" not in given:
-            raise PolicyError(f"{label}: must be a mapping with policy, params, guardrails; got {given!r}")
-        if unknown := [str(key) for key in given if key not in ("policy", "params", "guardrails")]:
-            raise PolicyError(f"{label}: unknown setting {', '.join(unknown)}; known: policy, params, guardrails")
+            raise PolicyError(f"{label}: must be a mapping with {', '.join(KEYS)}; got {given!r}")
+        if unknown := [str(key) for key in given if key not in KEYS]:
+            raise PolicyError(f"{label}: unknown setting {', '.join(unknown)}; known: {', '.join(KEYS)}")
         name = given["policy"]
         kind = policy_class(name, label)
         own = given.get("guardrails") or {}
         if not isinstance(own, Mapping):
             raise PolicyError(f"{label}.guardrails: must be a mapping, got {own!r}")
+        bounds = {key: given[key] for key in BOUNDS if key in given}
+        if twice := [key for key in bounds if key in own]:
+            raise PolicyError(f"{label}.{twice[0]}: is given twice, also among guardrails")
         return cls(
             label,
             name,
             kind.Params.from_dict(given.get("params"), f"{label}.params"),
-            GuardrailParams.from_dict({**(guardrails or {}), **own}, f"{label}.guardrails"),
+            GuardrailParams.from_dict({**(guardrails or {}), **own, **bounds}, f"{label}.guardrails"),
         )
 
     @classmethod

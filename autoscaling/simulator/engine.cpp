@@ -18,6 +18,7 @@ constexpr int kBuckets = 10;
 constexpr size_t kItls = 128;
 constexpr double kRateDecay = 0.98;
 constexpr int kSampleFields = 13;
+constexpr int64_t kTokensPerRequest = 128;
 
 struct Model {
     double base, prefill_token, prefill_pair, decode_seq, decode_context, overhead;
@@ -64,6 +65,7 @@ struct Replica {
     int64_t decodes() const { return static_cast<int64_t>(decoding.size()); }
     int64_t seated() const { return static_cast<int64_t>(prefilling.size() + decoding.size()); }
     int64_t ongoing() const { return static_cast<int64_t>(waiting.size()) + seated(); }
+    int64_t work() const { return pending + kTokensPerRequest * ongoing(); }
 
     void count(double at, double arrivals, double work) {
         const auto second = static_cast<int64_t>(at);
@@ -217,10 +219,10 @@ class Cluster {
             const size_t a = draw(n);
             size_t b = draw(n - 1);
             b += b >= a;
-            return serving_[b]->ongoing() < serving_[a]->ongoing() ? serving_[b] : serving_[a];
+            return serving_[b]->work() < serving_[a]->work() ? serving_[b] : serving_[a];
         }
         return *std::min_element(serving_.begin(), serving_.end(),
-                                 [](const Replica* a, const Replica* b) { return a->ongoing() < b->ongoing(); });
+                                 [](const Replica* a, const Replica* b) { return a->work() < b->work(); });
     }
 
     uint64_t draw(uint64_t n) {  // splitmix64
@@ -264,28 +266,57 @@ class Cluster {
                     live_.end());
     }
 
+    static int64_t quarter(int64_t room) { return std::max<int64_t>(1, room / 4); }
+
+    static bool has_room(const std::deque<Seq>& prefilling, int64_t pending, int64_t room) {
+        if (prefilling.empty()) return room > 0;
+        const int64_t oldest = prefilling.front().prompt - prefilling.front().computed;
+        int64_t claimed = oldest > pending ? std::min(oldest, quarter(room)) : 0;
+        for (const Seq& seq : prefilling)
+            if (seq.prompt - seq.computed <= pending) claimed += seq.prompt - seq.computed;
+        return claimed < room;
+    }
+
+    static int64_t divide(std::deque<Seq>& prefilling, int64_t budget) {
+        const int64_t whole = std::max<int64_t>(0, budget);
+        int64_t room = whole;
+        std::vector<Seq*> order;
+        for (Seq& seq : prefilling) {
+            seq.grant = order.empty() ? std::min({seq.prompt - seq.computed, quarter(room), room}) : 0;
+            room -= seq.grant;
+            order.push_back(&seq);
+        }
+        std::stable_sort(order.begin(), order.end(), [](const Seq* a, const Seq* b) {
+            return a->prompt - a->computed < b->prompt - b->computed;
+        });
+        for (Seq* seq : order) {
+            const int64_t more = std::min(seq->prompt - seq->computed - seq->grant, room);
+            seq->grant += more;
+            room -= more;
+        }
+        return whole - room;
+    }
+
     void begin(Replica& r, double now) {
         while (r.context + r.reserved + r.decodes() > model_.kv_tokens && r.decodes() > 1) preempt(r);
         r.step_starved = r.pending > 0;
         const int64_t budget = model_.budget - r.decodes();
-        int64_t tokens = 0;
-        double pairs = 0;
-        for (Seq& seq : r.prefilling) {
-            seq.grant = std::max<int64_t>(0, std::min(seq.prompt - seq.computed, budget - tokens));
-            tokens += seq.grant;
-            const auto grant = static_cast<double>(seq.grant);
-            pairs += grant * (static_cast<double>(seq.computed) + 0.5 * grant);
-        }
-        while (!r.waiting.empty() && tokens < budget && r.seated() < model_.seats &&
-               r.context + r.reserved + r.decodes() + r.waiting.front().prompt <= model_.kv_tokens) {
-            Seq seq = r.waiting.front();
+        int64_t lacking = 0;
+        for (const Seq& seq : r.prefilling) lacking += seq.prompt - seq.computed;
+        while (!r.waiting.empty() && r.seated() < model_.seats &&
+               r.context + r.reserved + r.decodes() + r.waiting.front().prompt <= model_.kv_tokens &&
+               (lacking < budget || has_room(r.prefilling, r.waiting.front().prompt, budget))) {
+            const Seq seq = r.waiting.front();
             r.waiting.pop_front();
-            seq.grant = std::min(seq.prompt, budget - tokens);
-            tokens += seq.grant;
-            const auto grant = static_cast<double>(seq.grant);
-            pairs += grant * (0.5 * grant);
+            lacking += seq.prompt;
             r.reserved += seq.prompt;
             r.prefilling.push_back(seq);
+        }
+        const int64_t tokens = divide(r.prefilling, budget);
+        double pairs = 0;
+        for (const Seq& seq : r.prefilling) {
+            const auto grant = static_cast<double>(seq.grant);
+            pairs += grant * (static_cast<double>(seq.computed) + 0.5 * grant);
         }
         if (!tokens && r.decoding.empty()) {
             r.step_end = kInf;
@@ -321,11 +352,11 @@ class Cluster {
             r.decoding.pop_back();
         }
         for (Seq& seq : r.prefilling) seq.computed += seq.grant;
-        while (!r.prefilling.empty() && r.prefilling.front().computed == r.prefilling.front().prompt) {
-            const Seq seq = r.prefilling.front();
-            r.prefilling.pop_front();
-            first_token(r, seq, now);
-        }
+        const auto done = std::stable_partition(r.prefilling.begin(), r.prefilling.end(),
+                                                [](const Seq& seq) { return seq.computed < seq.prompt; });
+        const std::vector<Seq> first(done, r.prefilling.end());
+        r.prefilling.erase(done, r.prefilling.end());
+        for (const Seq& seq : first) first_token(r, seq, now);
     }
 
     void first_token(Replica& r, Seq seq, double now) {

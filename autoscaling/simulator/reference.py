@@ -18,6 +18,7 @@ STARTING, SERVING, DRAINING, GONE = range(4)
 NUM_BUCKETS = int(WINDOW_S)  # of one second each
 NUM_ITL = 128  # steps with decodes that the ITL percentile is of
 RATE_DECAY = 0.98  # per step, of the prefill rate
+TOKENS_PER_REQUEST = 128  # what a request weighs beside its prompt tokens, as in deployments.router.policies.work
 MASK64 = (1 << 64) - 1
 
 
@@ -60,6 +61,11 @@ class Replica:
     @property
     def ongoing(self) -> int:
         return len(self.waiting) + len(self.prefilling) + len(self.decoding)
+
+    @property
+    def work(self) -> int:
+        """What the gateway's policies compare."""
+        return self.pending + TOKENS_PER_REQUEST * self.ongoing
 
     def count(self, at_s: float, arrivals: float, work_s: float) -> None:
         second = int(at_s)
@@ -195,8 +201,8 @@ class ReferenceCluster:
             a = self._draw(len(serving))
             b = self._draw(len(serving) - 1)
             b += b >= a
-            return serving[b] if serving[b].ongoing < serving[a].ongoing else serving[a]
-        return min(serving, key=lambda r: r.ongoing)
+            return serving[b] if serving[b].work < serving[a].work else serving[a]
+        return min(serving, key=lambda r: r.work)
 
     def _draw(self, n: int) -> int:
         """splitmix64."""
@@ -231,29 +237,27 @@ class ReferenceCluster:
         r.gone_s = now_s
 
     def _begin(self, r: Replica, now_s: float) -> None:
-        """Decodes first, then the prompts under way, then new ones: as the engine's scheduler does."""
+        """Decodes first; prompts share what is left, shorter before longer: as the engine's scheduler does."""
         m = self._model
         while r.context + r.reserved + len(r.decoding) > m.kv_tokens and len(r.decoding) > 1:
             self._preempt(r)
         r.step_starved = r.pending > 0
         budget = m.max_num_batched_tokens - len(r.decoding)
-        tokens, pairs = 0, 0.0
-        for seq in r.prefilling:
-            seq.grant = max(0, min(seq.prompt - seq.computed, budget - tokens))
-            tokens += seq.grant
-            pairs += seq.grant * (seq.computed + 0.5 * seq.grant)
+        lacking = sum(seq.prompt - seq.computed for seq in r.prefilling)
         while (
             r.waiting
-            and tokens < budget
             and len(r.prefilling) + len(r.decoding) < m.max_num_seqs
             and r.context + r.reserved + len(r.decoding) + r.waiting[0].prompt <= m.kv_tokens
+            and (lacking < budget or _has_room(r.prefilling, r.waiting[0].prompt, budget))
         ):
             seq = r.waiting.popleft()
-            seq.grant = min(seq.prompt, budget - tokens)
-            tokens += seq.grant
-            pairs += seq.grant * (0.5 * seq.grant)
+            lacking += seq.prompt
             r.reserved += seq.prompt
             r.prefilling.append(seq)
+        tokens = _divide(r.prefilling, budget)
+        pairs = 0.0
+        for seq in r.prefilling:
+            pairs += seq.grant * (seq.computed + 0.5 * seq.grant)
         if not tokens and not r.decoding:
             r.step_end_s = math.inf
             return
@@ -278,8 +282,10 @@ class ReferenceCluster:
             self._finish(index, now_s)
         for seq in r.prefilling:
             seq.computed += seq.grant
-        while r.prefilling and r.prefilling[0].computed == r.prefilling[0].prompt:
-            self._first_token(r, r.prefilling.popleft(), now_s)
+        done = [seq for seq in r.prefilling if seq.computed == seq.prompt]
+        r.prefilling = deque(seq for seq in r.prefilling if seq.computed < seq.prompt)
+        for seq in done:
+            self._first_token(r, seq, now_s)
 
     def _first_token(self, r: Replica, seq: Seq, now_s: float) -> None:
         r.reserved -= seq.prompt
@@ -314,3 +320,28 @@ class ReferenceCluster:
 def _percentile(ordered: list[float], q: float) -> float:
     """Nearest rank; NaN of nothing."""
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else math.nan
+
+
+def _has_room(prefilling: deque[Seq], pending: int, room: int) -> bool:
+    """Whether one more prompt would get some of the room."""
+    if not prefilling:
+        return room > 0
+    oldest = prefilling[0].prompt - prefilling[0].computed
+    claimed = sum(n for seq in prefilling if (n := seq.prompt - seq.computed) <= pending)
+    if oldest > pending:
+        claimed += min(oldest, max(1, room // 4))
+    return claimed < room
+
+
+def _divide(prefilling: deque[Seq], room: int) -> int:
+    """Shortest first, but a quarter to the oldest. Returns the tokens granted."""
+    whole = max(0, room)
+    room = whole
+    for i, seq in enumerate(prefilling):
+        seq.grant = 0 if i else min(seq.prompt - seq.computed, max(1, room // 4), room)
+        room -= seq.grant
+    for seq in sorted(prefilling, key=lambda seq: seq.prompt - seq.computed):
+        more = min(seq.prompt - seq.computed - seq.grant, room)
+        seq.grant += more
+        room -= more
+    return whole - room

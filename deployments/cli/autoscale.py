@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deployments.cli import coldstart
+
 if TYPE_CHECKING:
     from autoscaling.report.summary import Summary
     from autoscaling.simulator.run import Outcome, Setup
@@ -61,6 +63,8 @@ def add(commands: Any) -> None:
     fit.add_argument("--base", default=_PROFILE, metavar="NAME|JSON", help="what the file does not tell is from there")
     fit.add_argument("--out", type=Path, metavar="JSON", help="write the profile there; else it is printed")
     fit.set_defaults(run=_checked(_fit))
+
+    coldstart.add(verbs)
 
 
 def _common(p: argparse.ArgumentParser) -> None:

@@ -203,7 +203,10 @@ def test_composite_takes_the_most_and_survives_a_member() -> None:
         ({"policy": "sol"}, "unknown autoscaling policy 'sol'; known: slo, queue_depth"),
         ({"policy": "slo", "params": {"ttft_slo": 1}}, "x.params: unknown setting ttft_slo; known: ttft_slo_s"),
         ({"policy": "slo", "params": {"ttft_slo_s": 0}}, "x.params.ttft_slo_s: must be above 0, got 0"),
-        ({"policy": "slo", "param": {}}, "x: unknown setting param; known: policy, params, guardrails"),
+        (
+            {"policy": "slo", "param": {}},
+            "x: unknown setting param; known: policy, min_replicas, max_",
+        ),
         ({"policy": "schedule", "params": {"entries": [{"cron": "8am"}]}}, r"entries\[0\].cron: must be five cron"),
         ({"policy": "schedule", "params": {"timezone": "Mars"}}, "timezone: must be an IANA name"),
         ({"policy": "composite", "params": {}}, "policies: must be a list of at least one"),

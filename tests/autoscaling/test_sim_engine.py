@@ -124,3 +124,26 @@ def test_both_models_give_the_same_bits(
         seen.append((story, cluster.lifetimes(), cluster.ttft_s.tobytes(), cluster.finish_s.tobytes()))
         assert cluster.counts().open == 0
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_step_full_of_decodes_takes_no_prompt(native: bool) -> None:
+    """More seats than tokens in a step: what does not fit waits, and everything ends."""
+    model = ServiceModel(base_s=0.1, prefill_token_s=0.01, max_num_batched_tokens=4, max_num_seqs=8)
+    requests = trace(*[(0.0, 2, 5)] * 6)
+    lib = library() if native else None
+    if native and lib is None:
+        pytest.skip("no C++ compiler")
+    cluster: Cluster = ReferenceCluster(model, requests, "least_loaded", 0)
+    if lib is not None:
+        cluster = NativeCluster(lib, model, requests, "least_loaded", 0)
+    cluster.start(0.0, 0.0)
+    cluster.advance(100.0)
+    assert np.isfinite(cluster.finish_s).all()
+
+
+def test_short_prompts_pass_a_long_one_that_still_gets_on() -> None:
+    """Steps of 100 tokens take 0.2 s. The short one shares its first step with the long one's quarter of the room."""
+    model = ServiceModel(base_s=0.1, prefill_token_s=0.001, max_num_batched_tokens=100, max_num_seqs=8)
+    cluster = served(model, trace((0.0, 400, 1), (0.05, 75, 1)))
+    assert cluster.ttft_s == pytest.approx([0.975, 0.35])

@@ -1,0 +1,97 @@
+"""What Serve's controller knows of one pool, as Signals. Pure; time is an argument, and the controller's own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from autoscaling.base import ReplicaSample, Signals, pool_signals
+
+_REMEMBERED_STARTS = 4
+_FIELDS = frozenset(ReplicaSample._fields) - {"at_s"}
+
+
+class Stamped(Protocol):
+    """One value of a metric, and when the replica measured it, by its own clock."""
+
+    timestamp: float
+    value: float
+
+
+Raw = Mapping[str, Mapping[str, Sequence[Stamped]]]
+"""Metric -> replica -> values, oldest first."""
+
+
+class PoolWatch:
+    """Told everything in turn. A replica's sample is as old as the time since something new came from it, so that
+    clocks of other machines do not matter; what was not in its newest sample is unknown. How long replicas take to
+    start is measured from the decision to the moment they serve."""
+
+    def __init__(self, stale_after_s: float = 10.0) -> None:
+        self._stale_after_s = stale_after_s
+        self._since_s: dict[str, float] = {}  # replica -> when it was first seen to serve
+        self._newest: dict[str, tuple[float, float]] = {}  # replica -> its own time, ours
+        self._asked_s: deque[float] = deque()  # replicas that were asked for and do not serve yet
+        self._startups_s: deque[float] = deque(maxlen=_REMEMBERED_STARTS)
+        self._target: int | None = None
+
+    def signals(self, now_s: float, raw: Raw, serving: Sequence[str], target: int, queued: float) -> Signals:
+        """`serving`: ids of all replicas that take requests; `target`: how many were last asked for."""
+        self._note_target(target, now_s)
+        self._note_serving(serving, now_s)
+        samples = [sample for replica in serving if (sample := self._sample(replica, raw, now_s)) is not None]
+        fresh = sum(now_s - sample.at_s <= self._stale_after_s for sample in samples)
+        settled = sum(now_s - since_s > self._stale_after_s for since_s in self._since_s.values())
+        return pool_signals(
+            samples,
+            now_s,
+            serving=len(serving),
+            starting=max(0, target - len(serving)),
+            target=target,
+            queued=queued,
+            silent=max(0, min(settled, len(serving) - fresh)),
+            stale_after_s=self._stale_after_s,
+        )
+
+    def awaits_first(self, now_s: float) -> bool:
+        """Whether replicas serve, none of them has ever reported, and none serves for so long that it should have."""
+        if not self._since_s or self._newest:
+            return False
+        return now_s - min(self._since_s.values()) <= self._stale_after_s
+
+    def _note_target(self, target: int, now_s: float) -> None:
+        change = 0 if self._target is None else target - self._target
+        self._target = target
+        self._asked_s.extend([now_s] * change)
+        for _ in range(min(-change, len(self._asked_s))):
+            self._asked_s.pop()
+
+    def _note_serving(self, serving: Sequence[str], now_s: float) -> None:
+        first = not self._since_s
+        for replica in serving:
+            if replica not in self._since_s:
+                self._since_s[replica] = now_s
+                if self._asked_s and not first:
+                    self._startups_s.append(now_s - self._asked_s.popleft())
+        for gone in self._since_s.keys() - set(serving):
+            del self._since_s[gone]
+            self._newest.pop(gone, None)
+
+    def _sample(self, replica: str, raw: Raw, now_s: float) -> ReplicaSample | None:
+        last = {
+            name: values[-1]
+            for name, by_replica in raw.items()
+            if name in _FIELDS and (values := by_replica.get(replica))
+        }
+        if not last:
+            return None
+        measured_s = max(point.timestamp for point in last.values())
+        known_s, at_s = self._newest.get(replica, (-1.0, now_s))
+        if measured_s != known_s:
+            at_s = now_s
+            self._newest[replica] = measured_s, at_s
+        known = {name: float(point.value) for name, point in last.items() if point.timestamp == measured_s}
+        if self._startups_s:
+            known["startup_s"] = max(self._startups_s)
+        return ReplicaSample(at_s, **known)

@@ -1,0 +1,150 @@
+"""The class that Ray Serve's controller calls for one pool: policies of this package in an `autoscaling_config`.
+
+Serve calls it ten times a second, from the loop that also deploys, watches and routes for every application. So it
+never raises, and thinks on a thread of its own: what it decides counts at the next call.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from autoscaling.base import Decision, Signals
+from autoscaling.controller import Controller
+from autoscaling.decision_log import DecisionLog
+from autoscaling.pool_watch import PoolWatch, Raw
+from autoscaling.spec import PolicySpec
+
+_EVERY_S = 1.0
+_STUCK_S = 30.0  # a policy that thinks for longer is a fault
+
+
+class ServePolicy:
+    """`policy`: a mapping as in a policy's YAML file, see autoscaling.spec. One that is no such mapping, or a policy
+    that fails, keeps the replicas there are; what is wrong stands in the log of decisions."""
+
+    def __init__(
+        self,
+        pool: str,
+        policy: Mapping[str, Any],
+        *,
+        executor: Executor | None = None,
+        logs: Path | None = None,
+    ) -> None:
+        """Serve gives the first two. The others are for those who call it themselves: where to think, and in what
+        directory to log."""
+        self._pool = pool
+        self._watch = PoolWatch()
+        self._executor = executor or ThreadPoolExecutor(1, "autoscaling")
+        self._thinking: Future[tuple[Signals, Decision]] | None = None
+        self._began_s = 0.0
+        self._now_s = 0.0
+        self._fault: str | None = None
+        self._logs = logs
+        self._log: DecisionLog | None = None
+        self._metrics: _Metrics | None = None
+        self._controller: Controller | None = None
+        try:
+            self._controller = PolicySpec.from_dict(policy, pool).controller()
+        except Exception as error:
+            self._complain(f"{type(error).__name__}: {error}")
+
+    def __call__(self, ctx: Any) -> tuple[int, dict[str, Any]]:
+        """`ctx`: Serve's AutoscalingContext. The number of replicas, and no state: that is here."""
+        try:
+            return self._target(ctx), {}
+        except Exception as error:
+            self._complain(f"{type(error).__name__}: {error}")
+            return ctx.target_num_replicas, {}
+
+    def _target(self, ctx: Any) -> int:
+        target: int = ctx.target_num_replicas
+        if self._controller is None:
+            return target
+        now_s = self._now_s = max(self._now_s, ctx.current_time or time.time())
+        if self._thinking is not None:
+            if not self._thinking.done():
+                if now_s - self._began_s > _STUCK_S:
+                    self._complain(f"the policy has not answered for {_STUCK_S:.0f} s")
+                return target
+            signals, decision = self._thinking.result()
+            self._thinking = None
+            self._note(signals, decision, now_s)
+            return decision.target
+        if now_s - self._began_s >= _EVERY_S - 0.05:  # Serve's calls are a tenth of a second apart
+            self._began_s = now_s
+            replicas = [replica.unique_id for replica in ctx.running_replicas]
+            queued = float(ctx.total_queued_requests or 0.0)
+            signals = self._watch.signals(now_s, _by_id(ctx.raw_metrics or {}), replicas, target, queued)
+            if self._watch.awaits_first(now_s):
+                return target
+            self._thinking = self._executor.submit(_decide, self._controller, signals, now_s)
+        return target
+
+    def _note(self, signals: Signals, decision: Decision, now_s: float) -> None:
+        if self._log is None:
+            self._log = DecisionLog(self._pool, _log_file(self._logs, self._pool))
+            self._metrics = _Metrics(self._pool)
+        self._log.write(signals, decision, now_s)
+        if self._metrics is not None:
+            self._metrics.write(signals, decision)
+
+    def _complain(self, fault: str) -> None:
+        """Once about each fault in turn."""
+        if fault != self._fault:
+            self._fault = fault
+            logging.getLogger("ray.serve").error("autoscaling of %s keeps its replicas: %s", self._pool, fault)
+
+
+def _decide(controller: Controller, signals: Signals, now_s: float) -> tuple[Signals, Decision]:
+    return signals, controller.decide(signals, now_s)
+
+
+def _by_id(raw: Mapping[str, Mapping[Any, Any]]) -> Raw:
+    return {name: {replica.unique_id: values for replica, values in by.items()} for name, by in raw.items()}
+
+
+def _log_file(logs: Path | None, pool: str) -> Path | None:
+    """Beside Serve's own logs. None where there is no Serve."""
+    if logs is None:
+        import ray
+        from ray.serve._private.logging_utils import get_serve_logs_dir
+
+        if not ray.is_initialized():
+            return None
+        logs = Path(get_serve_logs_dir())
+    slug = re.sub(r"[^A-Za-z0-9_.-]+", "-", pool)
+    return logs / f"autoscaling_{slug}.log"
+
+
+class _Metrics:
+    """In Ray's metrics, with the prefix `ray_`."""
+
+    def __init__(self, pool: str) -> None:
+        from ray.util.metrics import Counter, Gauge
+
+        self._pool = {"pool": pool}
+        self._target = Gauge("sluicegate_autoscaling_target", "replicas wanted, within limits", ("pool",))
+        self._proposed = Gauge("sluicegate_autoscaling_proposed", "replicas the policy would have", ("pool",))
+        self._signal = Gauge("sluicegate_autoscaling_signal", "what it went by, unknown ones apart", ("pool", "signal"))
+        self._decisions = Counter("sluicegate_autoscaling_decisions", "by their reason", ("pool", "why"))
+        self._limited = Counter("sluicegate_autoscaling_limited", "decisions that a limit changed", ("pool", "limit"))
+        self._faults = Counter("sluicegate_autoscaling_faults", "decisions that kept the target", ("pool",))
+
+    def write(self, signals: Signals, decision: Decision) -> None:
+        self._target.set(decision.target, self._pool)
+        if decision.proposed is not None:
+            self._proposed.set(decision.proposed, self._pool)
+        for name in Signals.__dataclass_fields__:
+            if (value := getattr(signals, name)) is not None:
+                self._signal.set(float(value), {**self._pool, "signal": name})
+        self._decisions.inc(1, {**self._pool, "why": decision.why})
+        for limit in decision.limits:
+            self._limited.inc(1, {**self._pool, "limit": limit})
+        if decision.fault is not None:
+            self._faults.inc(1, self._pool)

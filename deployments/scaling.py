@@ -1,0 +1,102 @@
+"""A model's `autoscaling` in a config file, and what Serve is told for it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from autoscaling.guardrails import GuardrailParams
+from autoscaling.settings import PolicyError
+from autoscaling.spec import BOUNDS, policy_class
+
+if TYPE_CHECKING:
+    from ray.serve.config import AutoscalingConfig
+
+_ADAPTER = "autoscaling.serve_adapter:ServePolicy"
+_PUSH_S = 0.5  # how often replicas report
+_LOOK_BACK_S = 2.0  # they measure five times as often as this, but no more often than they report
+
+
+class ScalingConfig(BaseModel):
+    """The same mapping as a policy file of `sluice autoscale`: `policy` is a name in autoscaling.base.POLICIES,
+    `params` are its settings, and `guardrails` limit what it may do."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    policy: str = "slo"
+    min_replicas: int = Field(1, ge=1)
+    max_replicas: int = Field(8, ge=1)
+    params: dict[str, Any] = Field(default_factory=dict)
+    guardrails: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lift_bounds(cls, given: Any) -> Any:
+        """Policy files may have them among the guardrails."""
+        own = given.get("guardrails") if isinstance(given, Mapping) else None
+        if not isinstance(own, Mapping):
+            return given
+        bounds = {key: own[key] for key in BOUNDS if key in own and key not in given}
+        return {**given, **bounds, "guardrails": {key: value for key, value in own.items() if key not in bounds}}
+
+    @field_validator("policy")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        try:
+            policy_class(name, "")
+        except PolicyError as error:
+            raise ValueError(str(error).removeprefix(".policy: ")) from None
+        return name
+
+    @field_validator("params")
+    @classmethod
+    def _check_params(cls, params: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if "policy" in info.data:
+            _checked(lambda: policy_class(info.data["policy"], "").Params.from_dict(params, ""))
+        return params
+
+    @field_validator("guardrails")
+    @classmethod
+    def _check_guardrails(cls, guardrails: dict[str, Any]) -> dict[str, Any]:
+        if bounds := [key for key in BOUNDS if key in guardrails]:
+            raise ValueError(f"{bounds[0]}: is given twice, also beside guardrails")
+        _checked(lambda: GuardrailParams.from_dict(guardrails, ""))
+        return guardrails
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> ScalingConfig:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas must be at most max_replicas {self.max_replicas}, got {self.min_replicas}")
+        return self
+
+    def for_serve(self, pool: str, initial_replicas: int) -> AutoscalingConfig:
+        """Serve's own delays and factors are off: guardrails do that. Where it is told `initial_replicas`, Serve goes
+        back to them whenever the pool's settings change; else it keeps those there are, and begins with the least."""
+        from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+
+        first = min(self.max_replicas, initial_replicas)
+        given = {"pool": pool, "policy": self.model_dump()}
+        policy = AutoscalingPolicy(policy_function=_ADAPTER, policy_kwargs=given)  # type: ignore[no-untyped-call]
+        with warnings.catch_warnings():
+            # metrics_interval_s is called deprecated, and is what replicas push by.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return AutoscalingConfig(
+                min_replicas=self.min_replicas,
+                max_replicas=self.max_replicas,
+                initial_replicas=first if first > self.min_replicas else None,
+                metrics_interval_s=_PUSH_S,
+                look_back_period_s=_LOOK_BACK_S,
+                upscale_delay_s=0.0,
+                downscale_delay_s=0.0,
+                policy=policy,
+            )
+
+
+def _checked(make: Callable[[], object]) -> None:
+    try:
+        make()
+    except PolicyError as error:
+        raise ValueError(str(error).removeprefix(": ").removeprefix(".")) from None

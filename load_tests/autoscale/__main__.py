@@ -1,0 +1,50 @@
+"""python -m load_tests.autoscale validate: how far the scaling simulator's predictions are from a real Serve."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from load_tests.autoscale.validate import Comparison, markdown, validate
+from load_tests.errors import LoadError
+
+_TRACES = ("burst", "diurnal", "flash_crowd")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    p = argparse.ArgumentParser(prog="python -m load_tests.autoscale", description=(__doc__ or "").split(": ", 1)[1])
+    verbs = p.add_subparsers(dest="verb", metavar="VERB", required=True)
+    v = verbs.add_parser("validate", help="a real Serve with paced engines and the simulator, on the same traces")
+    v.add_argument("--trace", action="append", metavar="NAME|FILE", help=f"default: {', '.join(_TRACES)}")
+    v.add_argument("--seconds", type=float, default=150.0, help="that each trace is played for (default: %(default)s)")
+    v.add_argument("--rate", type=float, default=3.5, help="mean requests per second (default: %(default)s)")
+    v.add_argument("--seed", type=int, default=0)
+    v.add_argument("--out", type=Path, metavar="STEM", help="write STEM.json and STEM.md")
+    args = p.parse_args(argv)
+    results: list[Comparison] = []
+    try:
+        for result in validate(args.trace or _TRACES, args.seconds, args.rate, args.seed, _say):
+            results.append(result)
+            if args.out is not None:
+                _write(args.out, results)
+    except LoadError as error:
+        print(f"load_tests.autoscale: {error}", file=sys.stderr)
+        return 1
+    print(markdown(results))
+    return 0 if all(r.close for r in results) else 2
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _write(stem: Path, results: Sequence[Comparison]) -> None:
+    stem.with_suffix(".json").write_text(json.dumps([r.as_dict() for r in results], indent=1) + "\n")
+    stem.with_suffix(".md").write_text(f"# Predicted by the simulator, and real\n\n{markdown(results)}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
