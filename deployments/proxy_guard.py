@@ -6,6 +6,7 @@ or being removed), and not at all when a gateway dies. It waits for ever for a c
 gateway goes on sending to it. And it has the gateway ask for every body by a call of its own, which takes longer than
 all the gateway does. All of that is mended here; only a head that arrives a byte at a time is not seen before
 it is complete, and Serve's HTTP server sets it no time limit: a front like cluster_configs/front does.
+From here requests also take the short way to a gateway, see relay.
 Enabled by RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH (see serve_flags).
 """
 
@@ -22,12 +23,11 @@ from typing import Any
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from deployments.asgi_keys import BODY, SEND_TIMEOUT
+from deployments.relay.client import RelayClient, RelayStream
+
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 200
-SEND_TIMEOUT = "sluicegate.send_timeout_s"
-"""A key of http.response.start: for how long the client may take nothing of this answer."""
-BODY = "sluicegate.body"
-"""A key of the scope: the whole body of a small request, which then need not be fetched from the proxy."""
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _OUR_PATHS = re.compile(r".*/(?:v1/.+|health(?:/\w+)?|tokenize|metrics|openapi\.json)")  # below any route_prefix
 _SMALL_BODY = 64 * 1024
@@ -46,6 +46,7 @@ class ProxyGuard:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._relay = RelayClient(app)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -65,9 +66,25 @@ class ProxyGuard:
         answer = _Answer(request_id, client, ours)
         scope = {**scope, "headers": [*kept, (b"x-request-id", request_id)]}
         if ours and _has_small_body(headers) and (body := await client.body()) is not None:
+            if (stream := self._relay.open(scope, body)) is not None:
+                await _relayed(stream, client, answer)
+                return
             scope[BODY] = body
         await self._app(scope, client.receive, answer.send)
         await answer.finish()
+
+
+async def _relayed(stream: RelayStream, client: _Client, answer: _Answer) -> None:
+    watch = asyncio.create_task(client.gone())
+    watch.add_done_callback(lambda _: stream.stop())
+    try:
+        async for message in stream:
+            await answer.send(message)
+        if not watch.done():
+            await answer.finish()
+    finally:
+        stream.close()
+        watch.cancel()
 
 
 def _has_small_body(headers: list[tuple[bytes, bytes]]) -> bool:
@@ -117,6 +134,11 @@ class _Client:
         finally:
             self._listener = None
         return {"type": "http.disconnect"}
+
+    async def gone(self) -> None:
+        """Returns when the client has left. Its body must have been read."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         if self._gone:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 
-from deployments.upstream.errors import UpstreamDownError, UpstreamRefusedError
+from deployments.upstream.errors import UpstreamDownError, UpstreamError, UpstreamRefusedError
 from engine.types import FinishReason, TokenDelta
 
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
@@ -19,6 +19,7 @@ class _Choice:
     request_id: str
     index: int
     num_chunks: int = 0
+    parts: list[str] = field(default_factory=list)  # text that is in no delta yet
     reason: FinishReason | None = None
 
 
@@ -29,14 +30,28 @@ class Answer:
     def __init__(self, request_ids: Sequence[str], n: int) -> None:
         self._choices = [_Choice(request_id, index) for request_id in request_ids for index in range(n)]
         self._usage: dict[str, Any] = {}
+        self.done = False  # by the upstream's word
+        self.fault: UpstreamError | None = None
 
     @property
     def complete(self) -> bool:
         return all(choice.reason is not None for choice in self._choices)
 
-    def read(self, payload: bytes) -> list[TokenDelta]:
-        """The text of one event. Raises UpstreamDownError for what is no chunk, and UpstreamRefusedError for content it
-        will not go on with."""
+    def read(self, batch: Sequence[bytes]) -> list[TokenDelta]:
+        """The text of some events, at most one delta per choice. Reads as far as they are good: then `fault` is
+        UpstreamDownError for what is no chunk, or UpstreamRefusedError for content it will not go on with."""
+        for payload in batch:
+            if payload.strip() == b"[DONE]":
+                self.done = True
+                break
+            try:
+                self._read(payload)
+            except UpstreamError as fault:
+                self.fault = fault
+                break
+        return [_said(choice) for choice in self._choices if choice.parts]
+
+    def _read(self, payload: bytes) -> None:
         chunk = _object(payload)
         if (error := chunk.get("error")) is not None:
             raise UpstreamDownError(f"an error event: {str(error)[:200]}")
@@ -45,7 +60,8 @@ class Answer:
         entries = chunk.get("choices")
         if not isinstance(entries, list):
             raise UpstreamDownError("a chunk without choices")
-        return [delta for entry in entries if (delta := self._delta(entry)) is not None]
+        for entry in entries:
+            self._hear(entry)
 
     def finish(self) -> list[TokenDelta]:
         """The last delta of each choice. Raises UpstreamDownError when one has not been ended."""
@@ -57,7 +73,7 @@ class Answer:
         if total := _count(self._usage, "completion_tokens"):
             last.num_chunks = max(total - others, 0)
         return [
-            replace(_said(choice, ""), finish_reason=choice.reason, num_prompt_tokens=prompt, num_cached_tokens=cached)
+            replace(_said(choice), finish_reason=choice.reason, num_prompt_tokens=prompt, num_cached_tokens=cached)
             for choice in self._choices
         ]
 
@@ -65,7 +81,7 @@ class Answer:
         details = self._usage.get("prompt_tokens_details")
         return details if isinstance(details, dict) else {}
 
-    def _delta(self, entry: Any) -> TokenDelta | None:
+    def _hear(self, entry: Any) -> None:
         at = entry.get("index") if isinstance(entry, dict) else None
         if not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < len(self._choices):
             raise UpstreamDownError("a choice that was not asked for")
@@ -78,13 +94,14 @@ class Answer:
             raise UpstreamDownError("text after the end")
         if (reason := entry.get("finish_reason")) is not None:
             choice.reason = _reason(reason)
-        if not text:
-            return None
-        choice.num_chunks += 1
-        return _said(choice, text)
+        if text:
+            choice.num_chunks += 1
+            choice.parts.append(text)
 
 
-def _said(choice: _Choice, text: str) -> TokenDelta:
+def _said(choice: _Choice) -> TokenDelta:
+    text = "".join(choice.parts)
+    choice.parts.clear()
     return TokenDelta(choice.request_id, choice.index, text=text, num_completion_tokens=choice.num_chunks)
 
 

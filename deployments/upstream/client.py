@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import httpx
@@ -23,12 +22,14 @@ from deployments.upstream.errors import (
     UpstreamSlowError,
 )
 from deployments.upstream.events import payloads
+from deployments.upstream.wires import Reply, wire
 from engine.errors import ContextLengthError
 from engine.types import TokenDelta
 
 log = logging.getLogger("ray.serve")
 
 _MAX_ERROR_BYTES = 64 * 1024
+_TAIL_S = 0.1
 _CONTEXT = "context_length_exceeded"
 _MISTAKES = (400, 413, 422)
 
@@ -46,23 +47,12 @@ class UpstreamCall:
 
 
 class Upstream:
-    """One external server, over pooled connections; HTTP/2 where it is offered and the package h2 is installed. Lives
-    on one event loop."""
+    """One external server. Lives on one event loop."""
 
     def __init__(self, config: UpstreamConfig, transport: httpx.AsyncBaseTransport | None = None) -> None:
         """`transport` replaces the network. Raises ValueError when its key is not to be had."""
         self.config = config
-        secret = config.secret()
-        self._http = httpx.AsyncClient(
-            base_url=config.base_url,
-            headers={"authorization": f"Bearer {secret}"} if secret else {},
-            http2=find_spec("h2") is not None,
-            limits=httpx.Limits(
-                max_connections=config.max_connections, max_keepalive_connections=config.max_connections
-            ),
-            timeout=httpx.Timeout(config.idle_s, connect=config.connect_s, pool=config.connect_s),
-            transport=transport,
-        )
+        self._wire = wire(config, transport)
 
     async def generate(self, call: UpstreamCall) -> AsyncGenerator[list[TokenDelta], None]:
         """Deltas without token ids. Ends normally only after the last delta of every choice. Raises UpstreamError and
@@ -75,29 +65,33 @@ class Upstream:
                 yield deltas
                 async for deltas in stream:
                     yield deltas
-        except (TimeoutError, httpx.TimeoutException) as error:
-            raise UpstreamSlowError(f"upstream {self.config.name}: {type(error).__name__}") from None
-        except httpx.HTTPError as error:
-            raise UpstreamDownError(f"upstream {self.config.name}: {type(error).__name__}") from None
+        except TimeoutError:
+            raise UpstreamSlowError(f"upstream {self.config.name}: no first token") from None
 
     async def close(self) -> None:
-        await self._http.aclose()
+        await self._wire.close()
 
     async def _answer(self, call: UpstreamCall) -> AsyncGenerator[list[TokenDelta], None]:
         body = orjson.dumps(self._body(call))
-        headers = {"content-type": "application/json", "accept": "text/event-stream"}
-        async with self._http.stream("POST", call.path, content=body, headers=headers) as response:
-            if response.status_code != 200:
-                raise await _refusal(response)
-            if response.headers.get("content-type", "").partition(";")[0].strip().lower() != "text/event-stream":
+        async with self._wire.post(call.path, body) as reply:
+            if reply.status != 200:
+                raise await self._refusal(reply)
+            if reply.headers.get("content-type", "").partition(";")[0].strip().lower() != "text/event-stream":
                 raise UpstreamDownError("an answer that is no event stream")
             answer = Answer(call.request_ids, call.n)
-            async for payload in payloads(response.aiter_bytes()):
-                if payload.strip() == b"[DONE]":
-                    break
-                if deltas := answer.read(payload):
+            chunks = reply.chunks()
+            async for batch in payloads(chunks):
+                if deltas := answer.read(batch):
                     yield deltas
-            yield answer.finish()
+                if answer.fault is not None:
+                    raise answer.fault
+                if answer.done:
+                    break
+            try:
+                yield answer.finish()
+            finally:
+                if answer.done:
+                    await _read_out(chunks)
 
     def _body(self, call: UpstreamCall) -> dict[str, Any]:
         fields = {name: value for name, value in call.fields.items() if name not in self.config.dropped}
@@ -111,29 +105,36 @@ class Upstream:
             "stream_options": {"include_usage": True},
         }
 
+    async def _refusal(self, reply: Reply) -> UpstreamError | ContextLengthError:
+        """What a status other than 200 means."""
+        status, error = reply.status, await _error_body(reply)
+        message, code = str(error.get("message") or "")[:500], error.get("code")
+        if status in (429, 503):
+            return UpstreamBusyError(f"status {status}", _retry_after_s(reply))
+        if status in _MISTAKES:
+            if code == _CONTEXT or "maximum context length" in message:
+                return ContextLengthError(message, "messages")
+            param = error.get("param")
+            return UpstreamRefusedError(
+                message or "The request was refused.",
+                param if isinstance(param, str) else None,
+                code if isinstance(code, str) else None,
+            )
+        log.warning("upstream %s answers %d: %s", self.config.name, status, message)
+        return UpstreamDownError(f"status {status}")
 
-async def _refusal(response: httpx.Response) -> UpstreamError | ContextLengthError:
-    """What a status other than 200 means."""
-    status, error = response.status_code, await _error_body(response)
-    message, code = str(error.get("message") or "")[:500], error.get("code")
-    if status in (429, 503):
-        return UpstreamBusyError(f"status {status}", _retry_after_s(response))
-    if status in _MISTAKES:
-        if code == _CONTEXT or "maximum context length" in message:
-            return ContextLengthError(message, "messages")
-        param = error.get("param")
-        return UpstreamRefusedError(
-            message or "The request was refused.",
-            param if isinstance(param, str) else None,
-            code if isinstance(code, str) else None,
-        )
-    log.warning("upstream %s answers %d: %s", response.url.host, status, message)
-    return UpstreamDownError(f"status {status}")
+
+async def _read_out(chunks: AsyncIterator[bytes]) -> None:
+    """What follows [DONE] is nothing but the end of the body, and with that the connection can be used again."""
+    with suppress(TimeoutError, UpstreamError):
+        async with asyncio.timeout(_TAIL_S):
+            async for _ in chunks:
+                pass
 
 
-async def _error_body(response: httpx.Response) -> dict[str, Any]:
+async def _error_body(reply: Reply) -> dict[str, Any]:
     raw = b""
-    async for chunk in response.aiter_bytes():
+    async for chunk in reply.chunks():
         raw += chunk
         if len(raw) > _MAX_ERROR_BYTES:
             return {}
@@ -145,8 +146,8 @@ async def _error_body(response: httpx.Response) -> dict[str, Any]:
     return error if isinstance(error, dict) else {}
 
 
-def _retry_after_s(response: httpx.Response) -> float | None:
+def _retry_after_s(reply: Reply) -> float | None:
     try:
-        return min(max(float(response.headers["retry-after"]), 0.0), 3600.0)
+        return min(max(float(reply.headers["retry-after"]), 0.0), 3600.0)
     except (KeyError, ValueError):
         return None

@@ -17,7 +17,7 @@ from pathlib import Path
 from load_tests.errors import LoadError
 from load_tests.gateways.measure import FULL, QUICK, Effort, Work, measure, work
 from load_tests.gateways.report import KINDS, PEER, Row, added_ms, markdown, ratio
-from load_tests.gateways.targets import TARGETS, Direct, Target, running
+from load_tests.gateways.targets import DEFAULT, TARGETS, Direct, Target, running
 from load_tests.peers.compare import busy_cores
 from load_tests.peers.server import free_port
 
@@ -26,17 +26,17 @@ _BUSY = 0.1
 _METHOD = (
     "One target at a time, in alternating rounds, started anew for each; medians over the rounds; client and servers "
     "share one machine. A chat of about 256 tokens, 32 out, alone (latency) and with 32 at a time (throughput). "
-    "litellm: one worker, a master key, no database and no limits, in front of a mock that answers at once. "
-    "sluicegate: keys, tiers and limits on; it cannot have the mock behind it, but its own engine with steps that "
-    "take no time, whose scheduling of 32 steps counts as the gateway's. Added: p50 beyond that of the mock alone. "
-    "Reads: in which the client got the answer; ours sends several tokens at once when they come fast."
+    "Both stand in front of the same mock, which answers at once. litellm: one worker, a master key, no database and "
+    "no limits. sluicegate: keys, tiers and limits on. Added: p50 beyond that of the mock alone. Reads: in which the "
+    "client got the answer; ours sends tokens together that come together. sluicegate-engine: our own engine in the "
+    "mock's place, with steps that take no time; its scheduling of 32 steps counts as the gateway's."
 )
 
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m load_tests.gateways", description=__doc__)
     names = TARGETS.names()
-    p.add_argument("--targets", default=",".join(names), help=f"of {', '.join(names)}; default: all")
+    p.add_argument("--targets", default=",".join(DEFAULT), help=f"of {', '.join(names)}; default: %(default)s")
     p.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     p.add_argument("--quick", action="store_true", help="one short round: does everything work?")
     p.add_argument("--out", type=Path, default=Path("load_tests/results"), help="folder; default: %(default)s")
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if (busy := busy_cores()) > _BUSY:
                 _say(f"{busy:.1f} cores are busy with something else: figures will be worse than they should be")
             for number in range(1, rounds + 1):
-                comparison.round(number, rounds)
+                comparison.round(number, rounds, cost=number == rounds)
     except LoadError as error:
         print(f"gateways: {error}", file=sys.stderr)
         return 2
@@ -86,15 +86,16 @@ class _Comparison:
             except LoadError as error:
                 self._failed(name, str(error))
 
-    def round(self, number: int, of: int) -> None:
+    def round(self, number: int, of: int, cost: bool) -> None:
+        """`cost`: of our gateways also what a request costs them."""
         for name, target in self._targets.items():
             _say(f"== round {number} of {of}: {name}")
             try:
-                self._one(name, target, number)
+                self._one(name, target, number, cost)
             except LoadError as error:
                 self._failed(name, str(error))
 
-    def _one(self, name: str, target: Target, number: int) -> None:
+    def _one(self, name: str, target: Target, number: int, cost: bool) -> None:
         port, mock_port = free_port(), free_port()
         with ExitStack() as stack:
             if target.upstream:
@@ -106,7 +107,7 @@ class _Comparison:
                 figures = measure(port, kind == "streamed", self._effort)
                 self.rows.append(Row(name, target.version(), kind, number, figures))
                 _say_of(name, f"{kind}: p50 {figures.latency_p50_ms:.1f} ms, {figures.requests_per_s:.1f} requests/s")
-            if name.startswith("sluicegate"):
+            if cost and name.startswith("sluicegate"):
                 self.work[name] = work(port, pid, self._effort)
 
     def _failed(self, name: str, why: str) -> None:

@@ -30,7 +30,7 @@ class Effort:
     concurrency: int = 32
 
 
-FULL, QUICK = Effort(300, 8.0), Effort(40, 2.0)
+FULL, QUICK = Effort(250, 5.0), Effort(40, 2.0)
 
 
 @dataclass(frozen=True, slots=True)

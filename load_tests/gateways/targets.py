@@ -49,8 +49,12 @@ TARGETS: Registry[Target] = Registry(
         "litellm": "load_tests.gateways.targets:LiteLlm",
         "sluicegate": "load_tests.gateways.targets:Ours",
         "sluicegate-haproxy": "load_tests.gateways.targets:OursHaProxy",
+        "sluicegate-engine": "load_tests.gateways.targets:OwnEngine",
+        "sluicegate-engine-haproxy": "load_tests.gateways.targets:OwnEngineHaProxy",
     },
 )
+DEFAULT = ("mock", "litellm", "sluicegate", "sluicegate-haproxy")
+"""Those that call the same mock, and the mock."""
 
 
 class Direct:
@@ -105,9 +109,9 @@ class LiteLlm:
 
 
 class Ours:
-    """Keys, tiers and limits on; the limits are never reached."""
+    """Keys, tiers and limits on; the limits are never reached. The mock is its only upstream, as LiteLLM's."""
 
-    upstream = False
+    upstream = True
     env: Mapping[str, str] = {}
 
     def __init__(self, home: Path) -> None:
@@ -118,12 +122,16 @@ class Ours:
 
     def launch(self, port: int, mock_port: int) -> Launch:
         file = self._home / "config.yaml"
-        file.write_text(yaml.safe_dump(_config()))
+        file.write_text(yaml.safe_dump(_config(self._served(mock_port))))
         argv = (*SLUICE, "serve", "--config", str(file), "--port", str(port))
         return Launch(argv, MODEL, self.env, start_s=240.0)
 
     def version(self) -> str:
         return Q4(self._home).version()
+
+    def _served(self, mock_port: int) -> dict[str, Any]:
+        url = f"http://127.0.0.1:{mock_port}/v1"
+        return {"upstreams": [{"name": MODEL, "base_url": url, "tokenizer": _DEMO, "max_model_len": 8192}]}
 
 
 class OursHaProxy(Ours):
@@ -132,8 +140,23 @@ class OursHaProxy(Ours):
     env: Mapping[str, str] = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
 
 
-def _config() -> dict[str, Any]:
-    engine = {"model": _DEMO, "device": "cpu", "executor": "stand_in", "stand_in_step_ms": 0.0, "max_num_seqs": 64}
+class OwnEngine(Ours):
+    """Our own engine in the mock's place, with steps that take no time: what the graph and its scheduler cost."""
+
+    upstream = False
+
+    def _served(self, mock_port: int) -> dict[str, Any]:
+        engine = {"model": _DEMO, "device": "cpu", "executor": "stand_in", "stand_in_step_ms": 0.0, "max_num_seqs": 64}
+        return {"models": [{"name": MODEL, "engine": engine}]}
+
+
+class OwnEngineHaProxy(OwnEngine):
+    """HAProxy in the place of Serve's own proxy."""
+
+    env: Mapping[str, str] = OursHaProxy.env
+
+
+def _config(served: Mapping[str, Any]) -> dict[str, Any]:
     plenty = {"rpm": 10**7, "tpm": 10**10, "max_concurrent": 10**4}
     gateway = {
         "api_keys": [{"key": KEY, "org": "bench", "tier": "bench"}],
@@ -144,7 +167,7 @@ def _config() -> dict[str, Any]:
         "name": "sluicegate",
         "route_prefix": "/",
         "import_path": "deployments.app:build",
-        "args": {"models": [{"name": MODEL, "engine": engine}], "gateway": gateway},
+        "args": {**served, "gateway": gateway},
     }
     return {
         "proxy_location": "HeadOnly",

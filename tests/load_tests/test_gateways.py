@@ -89,15 +89,19 @@ def test_the_report_shows_everything() -> None:
     assert "| sluicegate | 0.10 | 0.05 | 0.90 | 1.80 |" in text and "- litellm: no network" in text
 
 
-@pytest.mark.parametrize("name", ["sluicegate", "sluicegate-haproxy"])
+@pytest.mark.parametrize("name", [name for name in TARGETS.names() if name.startswith("sluicegate")])
 def test_ours_runs_with_keys_tiers_and_limits(name: str, tmp_path: Path) -> None:
     target = TARGETS.get(name)(tmp_path / name)
     target.prepare(print)
-    argv = target.launch(8000, 0).argv
+    argv = target.launch(8000, 8001).argv
     file = ServeFile.load(argv[argv.index("--config") + 1])
     gateway = file.config.gateway
     assert gateway.has_limits and gateway.api_keys[0].key == question.KEY
-    assert file.config.models[0].name == question.MODEL and file.config.models[0].engine.executor == "stand_in"
+    assert file.model_ids == (question.MODEL,)
+    if target.upstream:
+        assert file.config.upstreams[0].base_url == "http://127.0.0.1:8001/v1"
+    else:
+        assert file.config.models[0].engine.executor == "stand_in"
 
 
 def test_litellm_runs_before_the_mock(tmp_path: Path) -> None:

@@ -249,7 +249,7 @@ async def test_events_however_they_are_cut(sizes: list[int], newline: bytes) -> 
 )
 def test_no_event_is_a_fault_of_ours(payload: bytes) -> None:
     with contextlib.suppress(UpstreamError):
-        Answer(["r"], 2).read(payload)
+        Answer(["r"], 2).read([payload])
 
 
 json_values = st.recursive(
@@ -268,5 +268,5 @@ json_values = st.recursive(
 def test_no_chunk_is_a_fault_of_ours(choices: list[Any], usage: Any) -> None:
     answer = Answer(["r"], 2)
     with contextlib.suppress(UpstreamError):
-        answer.read(json.dumps({"choices": choices, "usage": usage}).encode())
+        answer.read([json.dumps({"choices": choices, "usage": usage}).encode()])
         answer.finish()
