@@ -13,6 +13,7 @@ from ray.serve import Application
 from deployments.config import ModelConfig, ServeConfig
 from deployments.gateway.deployment import Gateway
 from deployments.limits.actor import LimitHub
+from deployments.pins import Pin, pins_of
 from deployments.replica import ModelReplica
 from deployments.router.router import ModelRouter
 from deployments.serve_flags import replica_env
@@ -21,9 +22,11 @@ from deployments.serve_flags import replica_env
 def build(config: ServeConfig) -> Application:
     """Gateway -> one ModelReplica deployment per pool, by the table that ModelRouter keeps. Where limits are counted by
     the store `actor`, all gateways also share a LimitHub."""
-    pools = {model.name: _pool(model) for model in config.models}
+    pools = {model.name: _pool(model, pins_of(model.pinned_prompts, config.gateway)) for model in config.models}
     upstreams = tuple(upstream.name for upstream in config.upstreams)
-    router = _light(ModelRouter, num_replicas=1, user_config={}).bind(tuple(pools), upstreams, config.tier_priorities)
+    router = _light(ModelRouter, num_replicas=1, user_config={}).bind(
+        tuple(pools), upstreams, config.tier_priorities, config.standalone_upstreams
+    )
     gateway = _light(serve.ingress()(Gateway), num_replicas=config.gateway_replicas)
     limits = config.gateway.limits
     counted = config.gateway.has_limits and limits.store == "actor"
@@ -49,12 +52,18 @@ def _light(cls: Any, num_replicas: int, **options: Any) -> Any:
     )
 
 
-def _pool(model: ModelConfig) -> Any:
+def _pool(model: ModelConfig, pins: tuple[Pin, ...]) -> Any:
     slug = re.sub(r"[^A-Za-z0-9_.-]+", "-", model.name)
     deployment: Any = serve.deployment(ModelReplica)
+    scaling = model.autoscaling
+    replicas: dict[str, Any] = (
+        {"num_replicas": model.replicas}
+        if scaling is None
+        else {"autoscaling_config": scaling.for_serve(model.name, model.replicas)}
+    )
     return deployment.options(
         name=f"ModelReplica-{slug}",
-        num_replicas=model.replicas,
+        **replicas,
         max_ongoing_requests=model.max_ongoing_requests,
         ray_actor_options={
             "num_cpus": model.num_cpus,
@@ -64,4 +73,4 @@ def _pool(model: ModelConfig) -> Any:
         health_check_period_s=model.health_check_period_s,
         graceful_shutdown_timeout_s=model.graceful_shutdown_timeout_s,
         graceful_shutdown_wait_loop_s=0.2,
-    ).bind(model)
+    ).bind(model, pins)

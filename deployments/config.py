@@ -8,7 +8,9 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from deployments.gateway.config import GatewayConfig
+from deployments.pinned_prompt import PinnedPrompt
 from deployments.router.policies import POLICIES
+from deployments.scaling import ScalingConfig
 from deployments.tiers import DEFAULT_TIER
 from deployments.upstream.config import UpstreamConfig
 from engine.config import EngineConfig
@@ -27,6 +29,9 @@ class ModelConfig(_Strict):
     cannot run yet. `graceful_shutdown_timeout_s` is the longest generation a leaving replica waits for.
     `routing_policy`: how a gateway chooses among the replicas, a name in deployments.router.policies. `max_queue_s`:
     when as much work waits, in seconds, requests are refused, those of lower tiers earlier; None: never for that.
+    `pinned_prompts`: kept in the prefix cache of every replica from its start, in half of its blocks at most.
+    `autoscaling`: the number of replicas changes, within its bounds; `replicas`, if more than the least, is how many
+    there are at first and after a change of the pool's settings.
     """
 
     name: str = Field(min_length=1, max_length=200, pattern=r"^\S+$")
@@ -38,6 +43,8 @@ class ModelConfig(_Strict):
     max_queue_s: float | None = Field(60.0, gt=0)
     health_check_period_s: float = Field(1.0, gt=0)
     graceful_shutdown_timeout_s: float = Field(600.0, ge=0)
+    autoscaling: ScalingConfig | None = None
+    pinned_prompts: tuple[PinnedPrompt, ...] = ()
     engine: EngineConfig
 
     @field_validator("routing_policy")
@@ -45,6 +52,16 @@ class ModelConfig(_Strict):
     def _check_policy(cls, name: str) -> str:
         POLICIES.get(name)
         return name
+
+    @model_validator(mode="after")
+    def _check_pins(self) -> Self:
+        if self.pinned_prompts and not self.engine.enable_prefix_caching:
+            raise ValueError("pinned_prompts need engine.enable_prefix_caching, which is off")
+        return self
+
+    @property
+    def most_replicas(self) -> int:
+        return self.autoscaling.max_replicas if self.autoscaling is not None else self.replicas
 
     @property
     def gpus_per_replica(self) -> float:
@@ -58,27 +75,41 @@ class ModelConfig(_Strict):
 
 class ServeConfig(_Strict):
     """All of one application: `models` are pools served side by side behind one gateway, and `upstreams` external
-    servers that routes may name. How requests are divided among them is the `user_config` of the deployment
-    ModelRouter (see router.config); without it each pool is a model of its own name."""
+    servers that routes may name; with an upstream that can stand alone there need be no pool. How requests are divided
+    among them is the `user_config` of the deployment ModelRouter (see router.config); without it each pool, and each
+    upstream that can stand alone, is a model of its own name."""
 
-    models: tuple[ModelConfig, ...]
+    models: tuple[ModelConfig, ...] = ()
     upstreams: tuple[UpstreamConfig, ...] = ()
     gateway: GatewayConfig = GatewayConfig()
     gateway_replicas: int = Field(1, ge=1)
 
     @model_validator(mode="after")
     def _check_models(self) -> Self:
-        if not self.models:
-            raise ValueError("models must name at least one model")
+        if not self.models and not self.standalone_upstreams:
+            raise ValueError(
+                "models must name at least one model, or upstreams one with a tokenizer and a max_model_len"
+            )
         names = [model.name for model in self.models] + [upstream.name for upstream in self.upstreams]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"models and upstreams must have different names; {twice[0]!r} is given twice")
+        if self.gateway.keys.database and not self.gateway.api_keys:
+            for i, model in enumerate(self.models):
+                if any(prompt.orgs is None for prompt in model.pinned_prompts):
+                    raise ValueError(
+                        f"models entry {i} has pinned_prompts without orgs: with keys in a database, name those that "
+                        "are to have them"
+                    )
         if self.gateway_replicas > 1 and self.gateway.has_limits and self.gateway.limits.store == "memory":
             raise ValueError(
                 "gateway limits.store memory counts in each gateway apart; with several gateway_replicas "
                 "use actor or redis"
             )
         return self
+
+    @property
+    def standalone_upstreams(self) -> tuple[str, ...]:
+        return tuple(upstream.name for upstream in self.upstreams if upstream.standalone)
 
     @property
     def tier_priorities(self) -> dict[str, int]:

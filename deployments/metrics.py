@@ -53,6 +53,8 @@ ENGINE_METRICS: Mapping[str, Definition] = {
     "sluicegate_host_hit_tokens": Definition("counter", "cached prompt tokens that came back from host memory"),
     "sluicegate_kv_blocks_stored": Definition("counter", "KV blocks copied to host memory"),
     "sluicegate_kv_blocks_spilled": Definition("counter", "those of the blocks stored that were evicted prefixes"),
+    "sluicegate_kv_blocks_to_disk": Definition("counter", "KV blocks moved from host memory to disk"),
+    "sluicegate_kv_blocks_from_disk": Definition("counter", "those of the KV blocks copied back that came from disk"),
     "sluicegate_kv_blocks_loaded": Definition("counter", "KV blocks copied back from host memory"),
 }
 GATEWAY_METRICS: Mapping[str, Definition] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 
 from prometheus_client.metrics_core import Metric
 from ray import serve
@@ -11,7 +12,9 @@ from ray.util import get_node_ip_address
 
 from deployments.channel.server import ChannelServer
 from deployments.config import ModelConfig
-from deployments.replica_info import Address, ReplicaInfo
+from deployments.pins import Pin, pin_all
+from deployments.replica_info import Address, ReplicaInfo, ReplicaState
+from deployments.replica_load import LoadMeter
 from deployments.telemetry import EngineTelemetry
 from engine.async_engine import AsyncEngine
 from engine.engine import Engine
@@ -23,12 +26,17 @@ _STALL_S = 120.0  # a step that takes longer is no longer progress
 class ModelReplica:
     """Loads the model in its constructor, so that Serve calls it RUNNING only when it can answer."""
 
-    async def __init__(self, config: ModelConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: ModelConfig, pins: tuple[Pin, ...]
+    ) -> None:
+        began_s = time.monotonic()
         self._shutdown_s = config.graceful_shutdown_timeout_s
         engine = await asyncio.to_thread(Engine, config.engine)
+        await asyncio.to_thread(pin_all, engine, pins)
         self._engine = AsyncEngine(engine)
         replica_id = serve.get_replica_context().replica_id.unique_id
-        self._telemetry = EngineTelemetry(self._engine, config.name, replica_id)
+        self._load = LoadMeter(config.engine.max_num_seqs, time.monotonic() - began_s)
+        self._telemetry = EngineTelemetry(self._engine, config.name, replica_id, self._load)
         self._publishing = asyncio.create_task(self._telemetry.run())
         secret = secrets.token_bytes(32)
         self._channel = ChannelServer(self._engine, secret, config.max_ongoing_requests)
@@ -47,6 +55,23 @@ class ModelReplica:
             tuple(sorted(self._engine.engine.prefix_root.items())),
         )
 
+    async def state(self) -> ReplicaState:
+        stats = self._engine.stats()
+        channel = self._channel
+        return ReplicaState(self._address.replica_id, channel.duty, channel.num_streams, stats.running, stats.waiting)
+
+    async def drain(self, replica_id: str | None, within_s: float | None) -> ReplicaState:
+        """If this is the replica that is meant (None: all are), see ChannelServer.take_out()."""
+        if replica_id in (None, self._address.replica_id):
+            self._channel.take_out(within_s)
+        return await self.state()
+
+    async def undrain(self, replica_id: str | None) -> ReplicaState:
+        """Undoes drain()."""
+        if replica_id in (None, self._address.replica_id):
+            self._channel.put_back()
+        return await self.state()
+
     async def metric_families(self) -> list[Metric]:
         return self._telemetry.families()
 
@@ -56,15 +81,9 @@ class ModelReplica:
             raise RuntimeError(f"no step has finished for {stalled:.0f} s")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        s = self._engine.stats()
-        return {
-            "waiting": s.waiting,
-            "running": s.running,
-            "pending_tokens": s.pending_tokens,
-            "kv_usage": s.kv_usage,
-            "ttft_p95_s": s.ttft_p95_s,
-            "itl_p95_s": s.itl_p95_s,
-        }
+        """Serve asks now and then, and hands it to the policy."""
+        self._telemetry.publish()
+        return self._load.sample()
 
     async def __del__(self) -> None:
         """Serve awaits this once it has taken the replica out and its own calls have ended. Streams are none of those:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,25 @@ class ReplicaInfo:
     fingerprint: str
     address: Address
     prefix_root: tuple[tuple[str, str], ...] = ()
+
+
+class Duty(StrEnum):
+    """Whether a replica takes requests. Streams that it has go on in any case."""
+
+    ACTIVE = "active"
+    DRAINED = "drained"  # an operator has taken it out of rotation, and may put it back
+    LEAVING = "leaving"  # Serve has taken it out, for good
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaState:
+    """`streams`: HTTP requests that it serves, or lets wait. `running` and `waiting` count sequences."""
+
+    replica_id: str
+    duty: Duty
+    streams: int
+    running: int
+    waiting: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,11 @@ def table_of(app: Mapping[str, Any], config: ServeConfig) -> RoutingTable:
     """The table that the application's router will have. Raises ValueError."""
     routing = RoutingConfig.model_validate(user_config(app)[1])
     return compiled(
-        routing, [model.name for model in config.models], [u.name for u in config.upstreams], config.tier_priorities
+        routing,
+        [model.name for model in config.models],
+        [u.name for u in config.upstreams],
+        config.tier_priorities,
+        config.standalone_upstreams,
     )
 
 

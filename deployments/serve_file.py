@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from deployments.config import ModelConfig, ServeConfig
 from deployments.config_errors import Path as KeyPath
 from deployments.config_errors import Problem, dotted, unknown, unknown_keys, without, wrong_values
+from deployments.pinned_prompt import faults as pin_faults
 from deployments.routing_check import routing_problems, table_of
 from deployments.tls_files import tls_problems
 from engine.errors import ModelFileError
@@ -39,13 +40,15 @@ class ConfigFileError(ValueError):
 @dataclass(frozen=True, slots=True)
 class ServeFile:
     """A config without known faults. `raw` is what Serve takes; `config` the typed `args:` of the application that
-    is ours, the first if there are several; `model_ids` are what clients may ask it for."""
+    is ours, the first if there are several; `model_ids` are what clients may ask it for, and `pooled_ids` those of them
+    that a pool of ours serves."""
 
     source: str
     raw: Mapping[str, Any]
     config: ServeConfig
     app_name: str
     model_ids: tuple[str, ...]
+    pooled_ids: tuple[str, ...]
 
     @property
     def host(self) -> str:
@@ -94,7 +97,15 @@ class ServeFile:
         if app is None:
             raise ConfigFileError([f"{label}no application has import_path {BUILDER}"])
         config = ServeConfig.model_validate(app["args"])
-        return cls(source, raw, config, str(app.get("name", "default")), tuple(table_of(app, config).routes))
+        if found := list(_pin_problems(raw["applications"].index(app), config)):
+            raise ConfigFileError([_line(problem, places, label) for problem in found])
+        table = table_of(app, config)
+        pooled = tuple(
+            name
+            for name, route in table.routes.items()
+            if any(not table.targets[share.target].external for share in route.shares)
+        )
+        return cls(source, raw, config, str(app.get("name", "default")), tuple(table.routes), pooled)
 
 
 def read_yaml(path: str) -> dict[str, Any]:
@@ -215,11 +226,17 @@ def _app_problems(app: dict[str, Any], at: KeyPath) -> Iterator[Problem]:
         engine = model.get("engine") if isinstance(model, dict) else None
         if isinstance(engine, dict):
             yield from _file_problems(engine, (*at, "models", index, "engine"))
+    upstreams = args.get("upstreams")
+    for index, upstream in enumerate(upstreams if isinstance(upstreams, list) else ()):
+        if isinstance(upstream, dict):
+            yield from _file_problems(upstream, (*at, "upstreams", index), ("tokenizer",))
 
 
-def _file_problems(engine: dict[str, Any], at: KeyPath) -> Iterator[Problem]:
-    for key in ("model", "tokenizer"):
-        if not isinstance(ref := engine.get(key), str):
+def _file_problems(
+    settings: dict[str, Any], at: KeyPath, keys: Sequence[str] = ("model", "tokenizer")
+) -> Iterator[Problem]:
+    for key in keys:
+        if not isinstance(ref := settings.get(key), str):
             continue
         try:
             place = resolve(ref)
@@ -230,6 +247,12 @@ def _file_problems(engine: dict[str, Any], at: KeyPath) -> Iterator[Problem]:
             for pattern in ("config.json", "*.safetensors"):
                 if not any(place.glob(pattern)):
                     yield Problem((*at, key), f"{ref!r} has no {pattern}; expected a Hugging Face model directory")
+
+
+def _pin_problems(app: int, config: ServeConfig) -> Iterator[Problem]:
+    for index, model in enumerate(config.models):
+        for entry, message in pin_faults(model.pinned_prompts, model.engine):
+            yield Problem(("applications", app, "args", "models", index, "pinned_prompts", entry), message)
 
 
 def _http_problems(raw: dict[str, Any]) -> Iterator[Problem]:

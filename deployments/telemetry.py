@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from prometheus_client.metrics_core import Metric
 
 from deployments.gateway.request_log import RequestLog
 from deployments.metrics import ENGINE_METRICS, GATEWAY_METRICS, Metrics
+from deployments.replica_load import LoadMeter
 from engine.async_engine import AsyncEngine
 from engine.stats import FinishedRequest, Recorder
 from engine.types import EngineStats
@@ -16,11 +18,12 @@ _EVERY_S = 0.2
 
 
 class EngineTelemetry:
-    """Publishes one replica's engine. All work happens here, off the step thread."""
+    """Publishes one replica's engine, and keeps `load` current. All work happens here, off the step thread."""
 
-    def __init__(self, engine: AsyncEngine, model: str, replica: str) -> None:
+    def __init__(self, engine: AsyncEngine, model: str, replica: str, load: LoadMeter) -> None:
         self._engine = engine
         self._model = model
+        self._load = load
         self._metrics = Metrics(ENGINE_METRICS, replica)
         self._seen = EngineStats()
 
@@ -51,12 +54,16 @@ class EngineTelemetry:
         metrics.inc("sluicegate_host_hit_tokens", now.host_hits - seen.host_hits, model=model)
         metrics.inc("sluicegate_kv_blocks_stored", now.kv_blocks_stored - seen.kv_blocks_stored, model=model)
         metrics.inc("sluicegate_kv_blocks_spilled", now.kv_blocks_spilled - seen.kv_blocks_spilled, model=model)
+        metrics.inc("sluicegate_kv_blocks_to_disk", now.kv_blocks_to_disk - seen.kv_blocks_to_disk, model=model)
+        metrics.inc("sluicegate_kv_blocks_from_disk", now.kv_blocks_from_disk - seen.kv_blocks_from_disk, model=model)
         metrics.inc("sluicegate_kv_blocks_loaded", now.kv_blocks_loaded - seen.kv_blocks_loaded, model=model)
         self._seen = now
         recorder = self._engine.engine.recorder
-        for sample in Recorder.drain(recorder.ttft_s):
+        ttft_s, itl_s = Recorder.drain(recorder.ttft_s), Recorder.drain(recorder.itl_s)
+        self._load.update(time.monotonic(), now, ttft_s, itl_s)
+        for sample in ttft_s:
             metrics.observe("sluicegate_ttft_seconds", sample, model=model)
-        for sample in Recorder.drain(recorder.itl_s):
+        for sample in itl_s:
             metrics.observe("sluicegate_itl_seconds", sample, model=model)
         for request in recorder.drain_finished():
             self._request(request)

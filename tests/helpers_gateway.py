@@ -23,6 +23,7 @@ from deployments.gateway.backend import ServedModel
 from deployments.gateway.config import GatewayConfig
 from deployments.gateway.origin import Origin
 from deployments.gateway.request_log import RequestLog
+from deployments.replica_info import Duty, ReplicaState
 from engine.text import TextModel, TextStream, load_text
 from engine.types import FinishReason, GenerateRequest, Timings, TokenDelta, TokenLogprob
 
@@ -66,6 +67,10 @@ class FakeBackend:
     cached: int = 0
     is_ready: bool = True
     metrics_text: bytes | None = b"# none\n"
+    replicas: dict[str, list[ReplicaState]] = field(
+        default_factory=lambda: {MODEL: [ReplicaState(name, Duty.ACTIVE, 2, 3, 1) for name in ("r1", "r2")]}
+    )
+    drains: list[tuple[Any, ...]] = field(default_factory=list)
     calls: list[tuple[GenerateRequest, ...]] = field(default_factory=list)
     closed: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
@@ -78,6 +83,22 @@ class FakeBackend:
 
     async def metrics(self) -> bytes | None:
         return self.metrics_text
+
+    async def pools(self) -> Mapping[str, Sequence[ReplicaState]]:
+        return self.replicas
+
+    async def drain(self, pool: str, replica_id: str | None, within_s: float | None) -> Sequence[ReplicaState]:
+        self.drains.append((pool, replica_id, within_s))
+        return self._stand(pool, replica_id, Duty.DRAINED)
+
+    async def undrain(self, pool: str, replica_id: str | None) -> Sequence[ReplicaState]:
+        self.drains.append((pool, replica_id))
+        return self._stand(pool, replica_id, Duty.ACTIVE)
+
+    def _stand(self, pool: str, replica_id: str | None, duty: Duty) -> Sequence[ReplicaState]:
+        states = self.replicas[pool]
+        states[:] = [replace(s, duty=duty) if replica_id in (None, s.replica_id) else s for s in states]
+        return states
 
     async def generate(
         self, model_id: str, requests: tuple[GenerateRequest, ...], streamed: bool = True, origin: Origin | None = None

@@ -23,6 +23,11 @@ MODEL = "smollm2-135m-instruct"
 KEY = "sk-demo-sluicegate"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 WAIT_S = 120.0  # generous: a busy machine must not fail a test
+# Answers do not wait for the successor of the only replica.
+NO_WAIT = (
+    "applications.0.deployments=[{name: ModelRouter, user_config: {routes: {smollm2-135m-instruct: "
+    "{pools: [smollm2-135m-instruct], resume_within_s: 0}}}}]"
+)
 COUNT = "Count: 1, 2, 3, 4,"
 COUNT_24 = " 5, 6, 7, 8, 9, 10, 11, "
 SLUICE = [sys.executable, "-c", "from deployments.cli.main import main; raise SystemExit(main())"]

@@ -93,8 +93,10 @@ def test_autoscaling_knows_only_the_engines_nouns(path: Path) -> None:
 def test_no_module_reaches_up() -> None:
     above = {"engine": {"deployments", "autoscaling", "load_tests"}, "load_tests": {"deployments", "autoscaling"}}
     shared = {"autoscaling.traces", "autoscaling.traces.formats"}  # one set of readers for recorded traffic
+    shared |= {"autoscaling.traces.generators", "autoscaling.traces.trace"}
     shared |= {"deployments.router.policies", "deployments.router.policies.base"}  # simulated as they are
     shared |= {"deployments.router.prefixes", "deployments.replica_info"}
+    shared |= {"deployments.router.plan", "deployments.router.table"}
     for package, forbidden in above.items():
         for path in files(package):
             assert not forbidden & {name.split(".")[0] for name in set(imports(path)) - shared}, relative(path)

@@ -8,13 +8,12 @@ import random
 from collections.abc import Callable
 from itertools import count
 
-from deployments.channel import handshake
 from deployments.channel.errors import StreamLostError, from_words
 from deployments.channel.frames import FrameError, Message
-from deployments.channel.link import Link
 from deployments.channel.messages import SCHEMA, WINDOW, Kind, to_load, unpack_deltas
 from deployments.channel.prefix_news import split
-from deployments.replica_info import Address, Load
+from deployments.channel.proven import CallingLink
+from deployments.replica_info import Address, Duty, Load
 from engine.streams import merged
 from engine.types import GenerateRequest, TokenDelta
 
@@ -44,7 +43,7 @@ class ChannelClient:
         self.load = Load()
         self.num_streams = 0
         self.queued_tokens = 0
-        self.draining = False
+        self.duty = Duty.ACTIVE
         self._on_change = on_change
         self._rng = rng
         self._link: ClientLink | None = None
@@ -52,8 +51,12 @@ class ChannelClient:
         self._keeping = asyncio.create_task(self._keep_connected())
 
     @property
+    def connected(self) -> bool:
+        return self._link is not None and self._link.ready
+
+    @property
     def usable(self) -> bool:
-        return self._link is not None and self._link.ready and not self.draining and not self._retired
+        return self.connected and self.duty is Duty.ACTIVE and not self._retired
 
     def open(
         self, requests: tuple[GenerateRequest, ...], streamed: bool, new_tokens: int | None = None
@@ -125,35 +128,37 @@ class ChannelClient:
             delay_s = min(2 * delay_s, _MAX_BACKOFF_S)
 
 
-class ClientLink(Link):
+class ClientLink(CallingLink):
     """One connection to the replica."""
 
     def __init__(self, client: ChannelClient) -> None:
-        super().__init__()
+        super().__init__(client.address.secret, SCHEMA)
         self.gone = asyncio.Event()
         self._client = client
-        self._wanted = b""  # the server's proof
         self._streams: dict[int, ReplicaStream] = {}
         self._numbers = count()
 
-    def received(self, message: Message) -> None:
+    def welcomed(self) -> None:
+        self._client.changed()
+
+    def told(self, message: Message) -> None:
         match message:
-            case (Kind.DELTAS, tuple(items)) if self.ready:
+            case (Kind.DELTAS, tuple(items)):
                 for number, packed in items:
                     if (stream := self._streams.get(number)) is not None:
                         stream.feed(packed)
-            case (Kind.LOAD, tuple(values)) if self.ready:
+            case (Kind.LOAD, tuple(values)):
                 self._client.load = to_load(values)
-            case (Kind.PREFIXES, bytes(added), bytes(removed)) if self.ready:
+            case (Kind.PREFIXES, bytes(added), bytes(removed)):
                 self._client.prefixes(split(added), split(removed))
-            case (Kind.ERROR, int(number), str(kind), str(text), param) if self.ready:
+            case (Kind.ERROR, int(number), str(kind), str(text), param):
                 if (stream := self._streams.pop(number, None)) is not None:
                     stream.fail(from_words(kind, text, param))
-            case (Kind.DRAINING,) if self.ready:
-                self._client.draining = True
+            case (Kind.DUTY, str(word)):
+                self._client.duty = Duty(word)
                 self._client.changed()
             case _:
-                self._greet(message)
+                raise FrameError("a message of no known kind")
 
     def lost(self) -> None:
         streams, self._streams = self._streams, {}
@@ -170,21 +175,6 @@ class ClientLink(Link):
     def part(self, number: int, ended: bool) -> None:
         if self._streams.pop(number, None) is not None and not ended:
             self.send((Kind.ABORT, number))
-
-    def _greet(self, message: Message) -> None:
-        secret = self._client.address.secret
-        match message:
-            case (Kind.HELLO, schema, bytes(server)) if not self._wanted and handshake.is_nonce(server):
-                if schema != SCHEMA:
-                    raise FrameError("the replica is of another version")
-                nonce = handshake.nonce()
-                self._wanted = handshake.server_proof(secret, server, nonce)
-                self.send((Kind.PROVE, nonce, handshake.client_proof(secret, server, nonce)))
-            case (Kind.WELCOME, proof) if self._wanted and not self.ready and handshake.proves(proof, self._wanted):
-                self.now_ready()
-                self._client.changed()
-            case _:
-                raise FrameError("a message of no known kind")
 
 
 class ReplicaStream:

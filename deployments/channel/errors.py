@@ -17,7 +17,7 @@ class ReplicaFaultError(Exception):
 
 
 class DrainingError(Exception):
-    """This replica is leaving and takes no more requests."""
+    """This replica is leaving, or out of rotation, and takes no more requests."""
 
 
 def to_words(error: BaseException) -> tuple[str, str, str | None]:
@@ -31,7 +31,7 @@ def to_words(error: BaseException) -> tuple[str, str, str | None]:
 
 def from_words(kind: str, message: str, param: str | None) -> Exception:
     if kind == _DRAINING:
-        return StreamLostError("the replica is leaving")
+        return StreamLostError("the replica takes no more requests")
     cls = getattr(engine.errors, kind, None)
     if not (isinstance(cls, type) and issubclass(cls, EngineError)):
         return ReplicaFaultError(message)

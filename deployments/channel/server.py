@@ -7,14 +7,13 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 
-from deployments.channel import handshake
 from deployments.channel.errors import DrainingError, to_words
 from deployments.channel.frames import FrameError, Message
-from deployments.channel.link import Link
 from deployments.channel.messages import SCHEMA, WINDOW, Kind, to_request
 from deployments.channel.outgoing import OpenStream, Outgoing
 from deployments.channel.prefix_news import PrefixNews
-from deployments.replica_info import Load
+from deployments.channel.proven import ListeningLink
+from deployments.replica_info import Duty, Load
 from engine.async_engine import AsyncEngine
 from engine.errors import EngineError, QueueFullError
 from engine.streams import Stream
@@ -44,7 +43,8 @@ class ChannelServer:
         self._num_streams = 0
         self.load = Load()
         self.prefixes = PrefixNews()
-        self.draining = False
+        self.duty = Duty.ACTIVE
+        self._eviction: asyncio.TimerHandle | None = None
 
     async def start(self, host: str) -> int:
         """The port."""
@@ -54,14 +54,35 @@ class ChannelServer:
         return port
 
     async def drain(self, within_s: float) -> None:
-        """Takes no new streams, which gateways are told; returns when the open ones have ended, or after `within_s`."""
-        self.draining = True
-        self._tell((Kind.DRAINING,))
+        """Takes no new streams, which gateways are told; returns when the open ones have ended, or after `within_s`.
+        For good."""
+        self._stand(Duty.LEAVING)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._vacant.wait(), within_s)
 
+    def take_out(self, within_s: float | None) -> None:
+        """Takes no new streams until put_back(). What of the open ones has not ended after `within_s` is handed back to
+        the gateways, to go on elsewhere; None: never."""
+        if self.duty is Duty.LEAVING:
+            return
+        self._stand(Duty.DRAINED)
+        self._cancel_eviction()
+        if within_s is not None:
+            self._eviction = asyncio.get_running_loop().call_later(within_s, self._evict)
+
+    def put_back(self) -> None:
+        """Takes new streams again, unless it is leaving."""
+        if self.duty is Duty.DRAINED:
+            self._cancel_eviction()
+            self._stand(Duty.ACTIVE)
+
+    @property
+    def num_streams(self) -> int:
+        return self._num_streams
+
     async def close(self, within_s: float) -> None:
         """Ends every connection, after what is unsent has been sent or `within_s` is over."""
+        self._cancel_eviction()
         if self._publishing is not None:
             self._publishing.cancel()
         if self._server is not None:
@@ -77,7 +98,7 @@ class ChannelServer:
 
     def admit(self) -> None:
         """Counts one more stream. Raises DrainingError or QueueFullError."""
-        if self.draining:
+        if self.duty is not Duty.ACTIVE:
             raise DrainingError
         if self._num_streams >= self._max_streams:
             raise QueueFullError(f"{self._num_streams} requests are being served: max_ongoing_requests")
@@ -99,6 +120,19 @@ class ChannelServer:
         if not self._links:
             self._alone.set()
 
+    def _stand(self, duty: Duty) -> None:
+        self.duty = duty
+        self._tell((Kind.DUTY, duty))
+
+    def _evict(self) -> None:
+        for link in list(self._links):
+            link.hand_back()
+
+    def _cancel_eviction(self) -> None:
+        if self._eviction is not None:
+            self._eviction.cancel()
+            self._eviction = None
+
     def _tell(self, message: Message) -> None:
         for link in self._links:
             if link.ready:
@@ -119,13 +153,12 @@ class ChannelServer:
             await asyncio.sleep(_LOAD_EVERY_S)
 
 
-class ServerLink(Link):
+class ServerLink(ListeningLink):
     """One gateway's connection. What its streams get in one step goes out as one message."""
 
     def __init__(self, server: ChannelServer) -> None:
-        super().__init__()
+        super().__init__(server.secret, SCHEMA)
         self._server = server
-        self._nonce = handshake.nonce()
         self._open: dict[int, OpenStream] = {}
         self._numbers: dict[Stream, int] = {}
         self._due: dict[int, None] = {}  # streams with something to take, oldest first
@@ -133,12 +166,14 @@ class ServerLink(Link):
 
     def opened(self) -> None:
         self._server.joined(self)
-        self.send((Kind.HELLO, SCHEMA, self._nonce))
+        super().opened()
 
-    def received(self, message: Message) -> None:
-        if not self.ready:
-            self._prove(message)
-            return
+    def welcomed(self) -> None:
+        self.send((Kind.LOAD, self._server.load))
+        self.send((Kind.PREFIXES, self._server.prefixes.all, b""))
+        self.send((Kind.DUTY, self._server.duty))
+
+    def told(self, message: Message) -> None:
         match message:
             case (Kind.OPEN, int(number), bool(streamed), tuple(requests)):
                 self._begin(number, streamed, requests)
@@ -165,21 +200,14 @@ class ServerLink(Link):
         self._flush()
         self.close()
 
-    # ------------------------------------------------------------------------------------------------------ steps
+    def hand_back(self) -> None:
+        """Ends its streams here; the gateway has what it needs to go on with them elsewhere."""
+        self._flush()
+        for number in list(self._open):
+            self._refuse(number, DrainingError())
+            self._end(number)
 
-    def _prove(self, message: Message) -> None:
-        match message:
-            case (Kind.PROVE, bytes(nonce), proof) if handshake.is_nonce(nonce):
-                secret = self._server.secret
-                if handshake.proves(proof, handshake.client_proof(secret, self._nonce, nonce)):
-                    self.send((Kind.WELCOME, handshake.server_proof(secret, self._nonce, nonce)))
-                    self.now_ready()
-                    self.send((Kind.LOAD, self._server.load))
-                    self.send((Kind.PREFIXES, self._server.prefixes.all, b""))
-                    if self._server.draining:
-                        self.send((Kind.DRAINING,))
-                    return
-        raise FrameError("the secret has not been proved")
+    # ------------------------------------------------------------------------------------------------------ steps
 
     def _begin(self, number: int, streamed: bool, requests: tuple[tuple[object, ...], ...]) -> None:
         if number in self._open:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from deployments.cli.config_file import CommandError, gateway_of, mapping, read_application
 
 if TYPE_CHECKING:
     from deployments.keys.database import Database
 
 DEFAULT_CONFIG = "cluster_configs/local-cpu.yaml"
-
-
-class CommandError(Exception):
-    """One line for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +63,9 @@ def _place(args: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
         return _absolute(elsewhere), ()
     if path is None:
         raise CommandError("no database: give --database URL, --config FILE or SLUICE_DATABASE")
-    gateway = _gateway(path)
-    tiers = tuple(map(str, _mapping(gateway.get("tiers"))))
-    setting = _mapping(gateway.get("keys")).get("database")
+    gateway = gateway_of(read_application(path)[1])
+    tiers = tuple(map(str, mapping(gateway.get("tiers"))))
+    setting = mapping(gateway.get("keys")).get("database")
     if args.database:
         return _absolute(args.database), tiers
     if not setting:
@@ -78,19 +76,3 @@ def _place(args: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
 def _absolute(setting: str) -> str:
     is_path = "://" not in setting and not setting.startswith(("~", "env:"))
     return str(Path(setting).absolute()) if is_path else setting
-
-
-def _gateway(path: str) -> Mapping[str, Any]:
-    """The gateway's part of a config file, as it is: the whole might name models that are not on this machine."""
-    from deployments.serve_file import BUILDER, ConfigFileError, read_yaml
-
-    try:
-        apps = read_yaml(path).get("applications")
-    except ConfigFileError as error:
-        raise CommandError(error.problems[0]) from None
-    ours = (app for app in (apps if isinstance(apps, list) else ()) if _mapping(app).get("import_path") == BUILDER)
-    return _mapping(_mapping(_mapping(next(ours, None)).get("args")).get("gateway"))
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}

@@ -9,7 +9,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from deployments.cli.accounts import Command, CommandError, add_database, run_with
+from deployments.cli.accounts import Command, add_database, run_with
+from deployments.cli.config_file import CommandError
 
 
 def add(commands: Any) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from deployments.cli import autoscale, bench, chat, check, env, keys, serve, usage
+from deployments.cli import autoscale, bench, chat, check, drain, env, keys, serve, usage
 
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="sluice", description="Self-hosted LLM inference on Ray Serve.")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (serve, check, keys, usage, env, chat, bench, autoscale):
+    for module in (serve, check, drain, keys, usage, env, chat, bench, autoscale):
         module.add(commands)
     return top
 

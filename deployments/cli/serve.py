@@ -16,6 +16,7 @@ import urllib.request
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from deployments.cli.config_file import server_url
 from deployments.cli.local_ray import LocalRay, StartError, remove_stale, set_environment
 from deployments.cli.supervise import STOP, supervised
 
@@ -77,9 +78,9 @@ def _serve(args: argparse.Namespace) -> int:
         more = len(error.problems) - 1
         hint = f" (and {more} more: sluice check {args.config})" if more and args.config else ""
         return _refuse(error.problems[0] + hint, 2)
-    needed = sum(m.replicas * m.num_cpus for m in file.config.models) + 2
+    needed = sum(m.most_replicas * m.num_cpus for m in file.config.models) + 2
     node = LocalRay(num_cpus=max(os.cpu_count() or 1, math.ceil(needed)))
-    drain_s = min(_DRAIN_S, max(m.graceful_shutdown_timeout_s for m in file.config.models))
+    drain_s = min(_DRAIN_S, max((m.graceful_shutdown_timeout_s for m in file.config.models), default=_DRAIN_S))
     ready = False
     status = 0
     try:
@@ -181,13 +182,13 @@ def _wait_running(node: LocalRay) -> None:
 
 
 def _wait_answer(file: ServeFile, key: str | None) -> None:
-    """Until the server says it is ready and, if a key for that is known, has completed a first prompt of every model.
-    Raises StartError."""
+    """Until the server says it is ready and, if a key for that is known, has completed a first prompt of every model
+    that is ours. Raises StartError."""
     deadline = time.monotonic() + _FIRST_ANSWER_S
     while True:
         try:
             _http(file, key, "/health/ready")
-            for model_id in file.model_ids if key or not _keyed(file) else ():
+            for model_id in file.pooled_ids if key or not _keyed(file) else ():
                 _http(file, key, "/v1/completions", {"model": model_id, "prompt": "Hello", "max_tokens": 1})
             return
         except urllib.error.HTTPError as error:
@@ -212,12 +213,8 @@ def _http(file: ServeFile, key: str | None, path: str, body: dict[str, Any] | No
 
 
 def _url(file: ServeFile) -> str:
-    http = file.raw.get("http_options", {})
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(file.host, file.host)
     app = next(a for a in file.raw["applications"] if a.get("name", "default") == file.app_name)
-    prefix = (http.get("root_path") or "").rstrip("/") + (app.get("route_prefix") or "/").rstrip("/")
-    scheme = "https" if http.get("ssl_certfile") else "http"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{file.port}{prefix}"
+    return server_url(file.raw, app)
 
 
 def _announce(file: ServeFile, key: str | None, node: LocalRay) -> None:

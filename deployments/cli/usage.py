@@ -6,7 +6,8 @@ import json
 import time
 from typing import Any
 
-from deployments.cli.accounts import Command, CommandError, add_database, run_with
+from deployments.cli.accounts import Command, add_database, run_with
+from deployments.cli.config_file import CommandError
 from deployments.cli.keys import print_table
 
 _SUMS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "total_tokens")

@@ -6,19 +6,16 @@ shapes of OpenAI's lists and errors. Whatever is changed stands in the audit log
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-import orjson
 from pydantic import BaseModel, ValidationError
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from deployments.gateway.accounts import Accounts
+from deployments.gateway.admin_http import Handler, answer, change, enter, in_thread, page, routes_of
 from deployments.gateway.admin_protocol import (
     AuditList,
     AuditQuery,
@@ -39,14 +36,11 @@ from deployments.gateway.admin_protocol import (
     UsageList,
     UsageQuery,
 )
-from deployments.gateway.body import content_coding, decode, read_body
-from deployments.gateway.edge import trace_of
-from deployments.gateway.errors import INVALID, ApiError, accounts_unavailable, clip, invalid
+from deployments.gateway.errors import clip, invalid
 from deployments.gateway.generation import Gate
 from deployments.gateway.openapi import Operation
-from deployments.gateway.protocol import parse
 from deployments.gateway.wire_errors import from_pydantic, unsupported_choice
-from deployments.keys.records import USUAL_SCOPES, AccountError, Actor, DatabaseDownError, NewKey, NotFoundError
+from deployments.keys.records import USUAL_SCOPES, NewKey
 from deployments.keys.when import moment
 from deployments.ledger.store import GROUPS
 from deployments.tiers import resolve
@@ -70,13 +64,11 @@ ADMIN_OPERATIONS = (
 )
 
 B = TypeVar("B", bound=BaseModel)
-R = TypeVar("R")
 
 
 def admin_routes(gate: Gate, accounts: Accounts) -> list[BaseRoute]:
-    """One route per path, so that a wrong method is told all the right ones."""
     admin = _Admin(gate, accounts)
-    handlers: dict[str, dict[str, Callable[[Request], Awaitable[Response]]]] = {
+    handlers: dict[str, dict[str, Handler]] = {
         _KEYS: {"GET": admin.keys, "POST": admin.create_key},
         _KEY: {"GET": admin.key, "POST": admin.update_key, "DELETE": admin.revoke_key},
         f"{_KEY}/rotate": {"POST": admin.rotate_key},
@@ -85,17 +77,7 @@ def admin_routes(gate: Gate, accounts: Accounts) -> list[BaseRoute]:
         "/admin/v1/audit": {"GET": admin.audit},
         "/admin/v1/usage": {"GET": admin.usage},
     }
-    return [Route(path, _by_method(methods), methods=list(methods)) for path, methods in handlers.items()]
-
-
-def _by_method(methods: dict[str, Callable[[Request], Awaitable[Response]]]) -> Callable[[Request], Any]:
-    async def endpoint(request: Request) -> Response:
-        handler = methods.get(request.method)
-        if handler is None:  # HEAD, which Starlette lets through where there is a GET
-            raise HTTPException(405, headers={"Allow": ", ".join(methods)})
-        return await handler(request)
-
-    return endpoint
+    return routes_of(handlers)
 
 
 class _Admin:
@@ -106,75 +88,75 @@ class _Admin:
         self._accounts = accounts
 
     async def keys(self, request: Request) -> Response:
-        await self._enter(request)
+        await enter(self._gate, request)
         query = _query(KeysQuery, request)
-        found = await _call(self._accounts.keys.list, query.org, query.after, query.limit + 1)
-        return _page([key.public(time.time()) for key in found], query.limit)
+        found = await in_thread(self._accounts.keys.list, query.org, query.after, query.limit + 1)
+        return page([key.public(time.time()) for key in found], query.limit)
 
     async def create_key(self, request: Request) -> Response:
-        by, body = await self._change(request, KeyBody)
+        by, body = await change(self._gate, request, KeyBody)
         self._check_tier(body.tier)
         scopes = USUAL_SCOPES if body.scopes is None else frozenset[str](body.scopes)
         models = None if body.models is None else frozenset(body.models)
         new = NewKey(body.org, body.project, body.tier, body.name, scopes, models, body.expires_at)
-        key, secret = await _call(self._accounts.keys.create, new, by)
-        return _json(key.public(time.time()) | {"secret": secret})
+        key, secret = await in_thread(self._accounts.keys.create, new, by)
+        return answer(key.public(time.time()) | {"secret": secret})
 
     async def key(self, request: Request) -> Response:
-        await self._enter(request)
-        key = await _call(self._accounts.keys.get, request.path_params["key_id"])
-        return _json(key.public(time.time()))
+        await enter(self._gate, request)
+        key = await in_thread(self._accounts.keys.get, request.path_params["key_id"])
+        return answer(key.public(time.time()))
 
     async def update_key(self, request: Request) -> Response:
-        by, body = await self._change(request, KeyChanges)
+        by, body = await change(self._gate, request, KeyChanges)
         if body.tier is not None:
             self._check_tier(body.tier)
         changes: dict[str, Any] = {name: getattr(body, name) for name in body.model_fields_set}
         changes = {k: v for k, v in changes.items() if v is not None or k in ("models", "expires_at")}
         changes = {k: frozenset(v) if isinstance(v, list) else v for k, v in changes.items()}
-        key = await _call(self._accounts.keys.update, request.path_params["key_id"], changes, by)
-        return _json(key.public(time.time()))
+        key = await in_thread(self._accounts.keys.update, request.path_params["key_id"], changes, by)
+        return answer(key.public(time.time()))
 
     async def revoke_key(self, request: Request) -> Response:
-        by = await self._enter(request)
-        key = await _call(self._accounts.keys.revoke, request.path_params["key_id"], by)
-        return _json(key.public(time.time()))
+        by = await enter(self._gate, request)
+        key = await in_thread(self._accounts.keys.revoke, request.path_params["key_id"], by)
+        return answer(key.public(time.time()))
 
     async def rotate_key(self, request: Request) -> Response:
-        by, body = await self._change(request, RotateBody)
-        key, secret = await _call(self._accounts.keys.rotate, request.path_params["key_id"], body.grace_s, by)
-        return _json(key.public(time.time()) | {"secret": secret})
+        by, body = await change(self._gate, request, RotateBody)
+        key, secret = await in_thread(self._accounts.keys.rotate, request.path_params["key_id"], body.grace_s, by)
+        return answer(key.public(time.time()) | {"secret": secret})
 
     async def orgs(self, request: Request) -> Response:
-        await self._enter(request)
+        await enter(self._gate, request)
         query = _query(OrgsQuery, request)
-        found = await _call(self._accounts.directory.orgs, query.after, query.limit + 1)
-        return _page([org.public() for org in found], query.limit)
+        found = await in_thread(self._accounts.directory.orgs, query.after, query.limit + 1)
+        return page([org.public() for org in found], query.limit)
 
     async def create_org(self, request: Request) -> Response:
-        by, body = await self._change(request, OrgBody)
-        return _json((await _call(self._accounts.directory.create_org, body.org, by)).public())
+        by, body = await change(self._gate, request, OrgBody)
+        return answer((await in_thread(self._accounts.directory.create_org, body.org, by)).public())
 
     async def projects(self, request: Request) -> Response:
-        await self._enter(request)
+        await enter(self._gate, request)
         query = _query(ProjectsQuery, request)
-        found = await _call(self._accounts.directory.projects, query.org)
-        return _page([project.public() for project in found])
+        found = await in_thread(self._accounts.directory.projects, query.org)
+        return page([project.public() for project in found])
 
     async def set_project(self, request: Request) -> Response:
-        by, body = await self._change(request, ProjectBody)
+        by, body = await change(self._gate, request, ProjectBody)
         set_project = self._accounts.directory.set_project
-        project = await _call(set_project, body.org, body.project, body.monthly_tokens, body.hard_stop, by)
-        return _json(project.public())
+        project = await in_thread(set_project, body.org, body.project, body.monthly_tokens, body.hard_stop, by)
+        return answer(project.public())
 
     async def audit(self, request: Request) -> Response:
-        await self._enter(request)
+        await enter(self._gate, request)
         query = _query(AuditQuery, request)
-        found = await _call(self._accounts.directory.audit, query.after, query.limit + 1)
-        return _page([entry.public() for entry in found], query.limit)
+        found = await in_thread(self._accounts.directory.audit, query.after, query.limit + 1)
+        return page([entry.public() for entry in found], query.limit)
 
     async def usage(self, request: Request) -> Response:
-        await self._enter(request)
+        await enter(self._gate, request)
         query = _query(UsageQuery, request)
         groups = [name.strip() for name in query.group_by.split(",") if name.strip()]
         if unknown := [name for name in groups if name not in GROUPS]:
@@ -182,26 +164,13 @@ class _Admin:
             message = f"Invalid value: '{clip(unknown[0])}'. Supported values are: {names}."
             raise invalid(message, "group_by", "invalid_value")
         since, until = _time("from", query.since), _time("to", query.until)
-        rows = await _call(self._accounts.usage.usage, tuple(dict.fromkeys(groups)), since, until, query.org)
-        return _page(rows)
+        rows = await in_thread(self._accounts.usage.usage, tuple(dict.fromkeys(groups)), since, until, query.org)
+        return page(rows)
 
     def _check_tier(self, tier: str) -> None:
         config = self._gate.config
         if resolve(config.tiers, config.default_tier, tier) is None:
             raise unsupported_choice("tier", tier, list(config.tiers))
-
-    async def _enter(self, request: Request) -> Actor:
-        caller = await self._gate.admit(request.scope, "admin")
-        return Actor(caller.tenant.id, trace_of(request.scope).request_id)
-
-    async def _change(self, request: Request, kind: type[B]) -> tuple[Actor, B]:
-        """Who asks, and the body. No body at all is an empty object."""
-        by = await self._enter(request)
-        config, headers = self._gate.config, request.scope["headers"]
-        coding = content_coding(headers)
-        raw = await read_body(request.receive, headers, config.max_body_bytes, config.body_timeout_s)
-        fields = decode(raw, coding, config.max_body_bytes) if raw else {}
-        return by, parse(kind, fields, "reject")
 
 
 def _query(kind: type[B], request: Request) -> B:
@@ -223,25 +192,3 @@ def _time(param: str, text: str | None) -> float | None:
         return float(text) if text.isascii() and text.isdigit() and len(text) < 12 else moment(text)
     except ValueError as error:
         raise invalid(f"Invalid '{param}': {clip(str(error), 200)}.", param, "invalid_value") from None
-
-
-async def _call(work: Callable[..., R], *args: Any) -> R:
-    """Raises ApiError."""
-    try:
-        return await asyncio.to_thread(work, *args)
-    except NotFoundError as error:
-        raise ApiError(404, f"{clip(str(error), 200)}.", INVALID, error.param) from None
-    except AccountError as error:
-        raise invalid(f"{clip(str(error), 300)}.", error.param, "invalid_value") from None
-    except DatabaseDownError:
-        raise accounts_unavailable() from None
-
-
-def _page(data: Sequence[Any], limit: int | None = None) -> Response:
-    more = limit is not None and len(data) > limit
-    return _json({"object": "list", "data": data[:limit], "has_more": more})
-
-
-def _json(value: Any) -> Response:
-    """Not to be kept by anybody on the way: some answers have a secret in them."""
-    return Response(orjson.dumps(value), media_type="application/json", headers={"cache-control": "no-store"})

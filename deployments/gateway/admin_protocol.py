@@ -126,6 +126,46 @@ class KeyAnswer(TypedDict):
     secret: NotRequired[str]
 
 
+class DrainBody(_Body):
+    """`replica` null: all that the pool has now. `draining` false: back into rotation. After `timeout_s`, streams that
+    still run go on elsewhere, or end with an error where nobody else has the model; null: they are never moved."""
+
+    pool: Annotated[str, Field(min_length=1, max_length=200)]
+    replica: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    draining: bool = True
+    timeout_s: Annotated[float, Field(ge=0, le=86400)] | None = None
+
+
+@_exact
+class ReplicaAnswer(TypedDict):
+    """`status`: `active` takes requests, `draining` takes none until it is put back, `drained` too and has none left,
+    `leaving` takes none any more. `streams`: requests that it serves or lets wait. `running` and `waiting` count
+    sequences, of which a request may have many."""
+
+    id: str
+    object: Literal["replica"]
+    status: Literal["active", "draining", "drained", "leaving"]
+    streams: int
+    running: int
+    waiting: int
+
+
+@_exact
+class PoolAnswer(TypedDict):
+    """One entry of the configuration's `models`, and its replicas."""
+
+    id: str
+    object: Literal["pool"]
+    replicas: list[ReplicaAnswer]
+
+
+@_exact
+class PoolList(TypedDict):
+    object: Literal["list"]
+    data: list[PoolAnswer]
+    has_more: bool
+
+
 @_exact
 class OrgAnswer(TypedDict):
     id: str

@@ -27,6 +27,7 @@ from deployments.gateway.edge import Edge, send_json
 from deployments.gateway.errors import ApiError, method_not_allowed, model_not_found, unsupported, url_not_found
 from deployments.gateway.generation import Gate, GenerationEndpoint
 from deployments.gateway.openapi import OPERATIONS, Operation, document
+from deployments.gateway.pools_admin import POOL_OPERATIONS, pool_routes
 from deployments.gateway.protocol import EmbeddingsBody, parse
 from deployments.gateway.request_log import RequestLog
 from deployments.gateway.requests import Caller, chat_job, completion_job, find_model, tokenize
@@ -44,11 +45,14 @@ def create_app(
     accounts = Accounts(config) if config.keys.database else None
     admission = admission or Admission(config, MemoryStore())
     gate = Gate(config, accounts, backend, admission)
-    operations = (*OPERATIONS, *ADMIN_OPERATIONS) if accounts else OPERATIONS
+    operations = (*OPERATIONS, *POOL_OPERATIONS, *(ADMIN_OPERATIONS if accounts else ()))
     info = _Info(gate, config.public_metrics, operations)
+    generation = {
+        "/v1/chat/completions": GenerationEndpoint(gate, chat_job, ChatForm()),
+        "/v1/completions": GenerationEndpoint(gate, completion_job, CompletionForm()),
+    }
     routes: list[BaseRoute] = [
-        Route("/v1/chat/completions", GenerationEndpoint(gate, chat_job, ChatForm()), methods=["POST"]),
-        Route("/v1/completions", GenerationEndpoint(gate, completion_job, CompletionForm()), methods=["POST"]),
+        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generation.items()),
         Route("/v1/embeddings", _JsonEndpoint(gate, _no_embeddings), methods=["POST"]),
         Route("/tokenize", _JsonEndpoint(gate, tokenize), methods=["POST"]),
         Route("/v1/models", info.models, methods=["GET"]),
@@ -58,6 +62,7 @@ def create_app(
         Route("/health/live", info.live, methods=["GET"]),
         Route("/metrics", info.metrics, methods=["GET"]),
         Route("/openapi.json", info.openapi, methods=["GET"]),
+        *pool_routes(gate),
     ]
     if accounts is not None:
         routes += admin_routes(gate, accounts)
@@ -66,7 +71,10 @@ def create_app(
         routes=routes,
         openapi_url=None,
         redirect_slashes=False,
-        middleware=[*_cors(config.cors_origins), Middleware(Edge, on_finished=_each(on_finished, accounts))],
+        middleware=[
+            *_cors(config.cors_origins),
+            Middleware(Edge, on_finished=_each(on_finished, accounts), direct=generation),
+        ],
         lifespan=_lifespan(accounts, admission),
         exception_handlers={HTTPException: _unrouted},
     )

@@ -60,6 +60,11 @@ class StaticKeys:
     def __bool__(self) -> bool:
         return bool(self._tenants)
 
+    @property
+    def orgs(self) -> tuple[str, ...]:
+        """Each once."""
+        return tuple(dict.fromkeys(tenant.org for _, tenant in self._tenants))
+
     def find(self, secret: str) -> Tenant | None:
         """Every key is compared, in constant time, so that the time taken says nothing of how near a guess was."""
         digest = hashlib.sha256(secret.encode()).digest()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from deployments.gateway.origin import Origin
+from deployments.replica_info import ReplicaState
 from engine.text import TextModel
 from engine.types import GenerateRequest, TokenDelta
 
@@ -52,6 +53,17 @@ class Backend(Protocol):
 
     async def ready(self) -> bool:
         """Whether every model would take a request now."""
+
+    async def pools(self) -> Mapping[str, Sequence[ReplicaState]]:
+        """Every pool with those of its replicas that answer in time, by id."""
+
+    async def drain(self, pool: str, replica_id: str | None, within_s: float | None) -> Sequence[ReplicaState]:
+        """Takes a replica, or all that a pool has, out of rotation, for all gateways: no new requests. What still runs
+        there after `within_s` goes on elsewhere; None: is never moved. The states of the pool's replicas after that.
+        Raises KeyError when there is no such pool."""
+
+    async def undrain(self, pool: str, replica_id: str | None) -> Sequence[ReplicaState]:
+        """Undoes drain()."""
 
     async def metrics(self) -> bytes | None:
         """Prometheus text, or None when there is none to give."""

@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import Metric
 from ray import get_runtime_context, serve
 from ray.serve._private.logging_utils import get_serve_logs_dir
 from ray.serve.handle import DeploymentHandle
+from ray.util import get_node_ip_address
 
 from deployments.config import ModelConfig
 from deployments.gateway.admission import Admission
@@ -23,11 +24,13 @@ from deployments.gateway.request_log import RequestLog
 from deployments.gateway.serve_backend import ServeBackend
 from deployments.limits.build import build_store
 from deployments.limits.memory import MemoryStore
+from deployments.relay.server import RelayServer
 from deployments.telemetry import GatewayTelemetry
 from deployments.upstream.config import UpstreamConfig
 from engine.models.locate import resolve
 from engine.text import load_text
 
+_ACQUAINT_S = 5.0  # before the first request, for what is there already
 _ZONE, _REGION = "ray.io/availability-zone", "ray.io/region"  # labels that Ray gives its nodes, or their owner does
 
 
@@ -58,12 +61,16 @@ class Gateway:
 
     async def __serve_build_asgi_app__(self) -> Any:
         created = int(time.time())
+        told = [
+            *((m.name, "sluicegate", 0, m.engine.model, m.engine.tokenizer) for m in self._models),
+            *((u.name, u.name, u.max_model_len, u.tokenizer, None) for u in self._upstreams if u.tokenizer),
+        ]
         texts = await asyncio.gather(
-            *(asyncio.to_thread(load_text, str(resolve(m.engine.model)), m.engine.tokenizer) for m in self._models)
+            *(asyncio.to_thread(load_text, str(resolve(model)), tokenizer) for *_, model, tokenizer in told)
         )
         served = {
-            m.name: ServedModel(m.name, created, "sluicegate", 0, text)
-            for m, text in zip(self._models, texts, strict=True)
+            name: ServedModel(name, created, owner, length or 0, text)
+            for (name, owner, length, *_), text in zip(told, texts, strict=True)
         }
         here = serve.get_replica_context()
         gateways = serve.get_deployment_handle(here.deployment, app_name=here.app_name)
@@ -78,7 +85,11 @@ class Gateway:
             str(labels.get(_ZONE, "")),
             str(labels.get(_REGION, "")),
         )
-        return create_app(self._config, backend, self._finished, self._admission())
+        await backend.acquaint(_ACQUAINT_S)
+        app = create_app(self._config, backend, self._finished, self._admission())
+        host: str = get_node_ip_address()  # type: ignore[no-untyped-call]
+        app.add_middleware(RelayServer, host=host, gateways=self._num_gateways)
+        return app
 
     def _admission(self) -> Admission:
         config = self._config

@@ -27,6 +27,7 @@ from engine.types import TokenDelta
 log = logging.getLogger("ray.serve")
 
 _RETRY_AFTER_S = 5.0  # about what a replica's restart takes
+_LOOK_S = 0.1
 _LOST = (StreamLostError, EngineDeadError, ReplicaFaultError)
 
 _Named = AsyncGenerator[tuple[str, list[TokenDelta]], None]  # with the place that they come from
@@ -71,6 +72,7 @@ class Dispatcher:
         job = _Job(ask, plan, Continuation(ask.requests), now_s)
         losses, weights = 0, None
         while True:
+            await self._somebody_up(job, weights)
             places = self._fit_to_go_on(job, weights)
             try:
                 async with aclosing(self._anywhere(job, places)) as stream:
@@ -92,6 +94,18 @@ class Dispatcher:
                 log.warning("a request has lost its replica and goes on elsewhere: %s", broken.why)
             except Exception as error:
                 raise _said_at_last(error, job.journey.started) from None
+
+    async def _somebody_up(self, job: _Job, weights: str | None) -> None:
+        """Waits, once the client has a part of the answer, while nobody can go on with it but soon somebody may."""
+        limits = job.plan.limits
+        give_up_s = self._clock() + limits.resume_within_s
+        if limits.deadline_s is not None:
+            give_up_s = min(give_up_s, job.began_s + limits.deadline_s)
+        while job.journey.started and self._clock() < give_up_s:
+            places = [self._places[name] for name in self._fit_to_go_on(job, weights)]
+            if any(place.up for place in places) or not any(place.returning for place in places):
+                return
+            await asyncio.sleep(_LOOK_S)
 
     def _fit_to_go_on(self, job: _Job, weights: str | None) -> list[str]:
         """Once the client has a part of the answer, only the same weights give the rest of it."""

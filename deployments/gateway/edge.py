@@ -7,15 +7,17 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deployments.asgi_keys import BODY
 from deployments.gateway.body import ClientGoneError
 from deployments.gateway.errors import ApiError, from_exception, internal
 from deployments.gateway.request_log import CLIENT_GONE, RequestLog, Trace
-from deployments.proxy_guard import BODY, REQUEST_ID
+from deployments.proxy_guard import REQUEST_ID
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +32,17 @@ _DRAIN_S = 10.0
 
 class Edge:
     """`on_finished` is called once per request, on the event loop, also for those that fail or whose client leaves;
-    not for health checks and metrics."""
+    not for health checks and metrics. `direct`: by path, apps that get their POST requests from here, without what
+    FastAPI does before it finds them."""
 
-    def __init__(self, app: ASGIApp, on_finished: Callable[[RequestLog], None] | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        on_finished: Callable[[RequestLog], None] | None = None,
+        direct: Mapping[str, ASGIApp] = MappingProxyType({}),
+    ) -> None:
         self._app = app
+        self._direct = direct
         self._on_finished = on_finished
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,7 +56,7 @@ class Edge:
         answer = _Answer(trace, send)
         try:
             _check_head(scope)
-            await self._app(scope, body.receive, answer.send)
+            await self._next(scope)(scope, body.receive, answer.send)
         except ClientGoneError:
             trace.status = CLIENT_GONE
         except asyncio.CancelledError:
@@ -58,6 +67,11 @@ class Edge:
         finally:
             if self._on_finished is not None and not trace.path.startswith(_UNLOGGED):
                 self._on_finished(trace.record(time.perf_counter()))
+
+    def _next(self, scope: Scope) -> ASGIApp:
+        if scope["method"] != "POST":
+            return self._app
+        return self._direct.get(scope["path"].removeprefix(scope.get("root_path", "")), self._app)
 
 
 def trace_of(scope: Scope) -> Trace:

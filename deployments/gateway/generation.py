@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import orjson
 from starlette.types import Receive, Scope, Send
 
+from deployments.asgi_keys import CANCELS
 from deployments.gateway.accounts import Accounts
 from deployments.gateway.admission import Admission, cost
 from deployments.gateway.answer import Form, Payload
@@ -109,7 +110,10 @@ class GenerationEndpoint:
             await self._gate.admission.count_mistake(caller, error, trace)
             raise
         job = replace(job, origin=replace(job.origin, session=session_of(scope["headers"], job.origin.fields)))
-        await while_connected(self._run(job, trace, send), receive)
+        if scope.get(CANCELS):
+            await self._run(job, trace, send)
+        else:
+            await while_connected(self._run(job, trace, send), receive)
 
     async def _run(self, job: Job, trace: Trace, send: Send) -> None:
         tally = Tally(job)

@@ -37,6 +37,10 @@ class Place(Protocol):
         """Whether it would take a request now, as far as is known."""
 
     @property
+    def returning(self) -> bool:
+        """While it is not up: whether it may soon be again without anybody's doing."""
+
+    @property
     def suspect(self) -> frozenset[Failure]:
         """Failures that speak against the place, so that its circuit counts them."""
 
@@ -48,6 +52,7 @@ class UpstreamPlace:
 
     weights = None
     up = True
+    returning = False
     suspect = frozenset({Failure.TIMEOUT, Failure.ERROR, Failure.OVERLOADED})
 
     def __init__(self, upstream: Upstream) -> None:

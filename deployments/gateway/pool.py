@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from deployments.channel.client import ChannelClient
-from deployments.replica_info import ReplicaInfo
+from deployments.replica_info import Duty, ReplicaInfo, ReplicaState
 from deployments.router.backlog import ReplicaBacklog, ServiceRate
 from deployments.router.policies.base import Policy, ReplicaView, RouteHint
 from deployments.router.prefixes import PrefixIndex
@@ -62,11 +63,34 @@ class Pool:
         self._choices = 0
         self._unfit: list[str] = []  # the errors that some gave instead of describing themselves
         self._was_up = False
+        self._asked = False  # Serve, at least once
+        self._taken = False  # the last replica has not failed: Serve has taken it out
 
     @property
     def up(self) -> bool:
         """Whether some replica would take a request now."""
         return any(member.channel.usable for member in self._members.values())
+
+    @property
+    def acquainted(self) -> bool:
+        """Whether it is connected to all the replicas that Serve has named, having asked."""
+        return self._asked and all(member.channel.connected for member in self._members.values())
+
+    @property
+    def drained(self) -> bool:
+        """Whether an operator has taken all its replicas out of rotation."""
+        return bool(self._members) and all(m.channel.duty is Duty.DRAINED for m in self._members.values())
+
+    @property
+    def returning(self) -> bool:
+        """While it is down: whether Serve is about to replace what has failed."""
+        return not self._taken and not self.drained
+
+    @property
+    def wants_prefixes(self) -> bool:
+        """Whether choose() would look at what of a prompt is cached where."""
+        usable = (member for member in self._members.values() if member.channel.usable)
+        return self._policy.wants_prefixes and len(list(islice(usable, 2))) == 2
 
     @property
     def info(self) -> ReplicaInfo | None:
@@ -78,6 +102,7 @@ class Pool:
         loop = asyncio.get_running_loop()
         while True:
             await self._ask()
+            self._asked = True
             for member in self._members.values():
                 load = member.channel.load
                 member.rate.observe(loop.time(), load.done_tokens, load.waiting > 0)
@@ -99,17 +124,36 @@ class Pool:
             old = member.ttft_s
             member.ttft_s = ttft_s if old is None else (1 - _SMOOTH) * old + _SMOOTH * ttft_s
 
-    def backlog(self) -> list[ReplicaBacklog]:
-        """The queue of each replica that would take a request."""
-        return [
-            ReplicaBacklog(
-                max(m.channel.load.pending_tokens, m.channel.queued_tokens),
-                max(m.channel.load.waiting, m.channel.num_streams - m.channel.load.running),
-                m.rate.tokens_per_s,
-            )
-            for m in self._members.values()
-            if m.channel.usable
-        ]
+    def backlog(self) -> Iterator[ReplicaBacklog]:
+        """The queue of each replica that would take a request, each when it is asked for."""
+        for member in self._members.values():
+            channel, load = member.channel, member.channel.load
+            if channel.usable:
+                yield ReplicaBacklog(
+                    max(load.pending_tokens, channel.queued_tokens),
+                    max(load.waiting, channel.num_streams - load.running),
+                    member.rate.tokens_per_s,
+                )
+
+    async def states(self) -> list[ReplicaState]:
+        """Of all replicas that answer in time, by id."""
+        return await self._call("state")
+
+    async def drain(self, replica_id: str | None, within_s: float | None) -> list[ReplicaState]:
+        """Takes one replica, or all there are, out of rotation, for all gateways; see ChannelServer.take_out(). The
+        states after that, of the others too."""
+        return await self._call("drain", replica_id, within_s)
+
+    async def undrain(self, replica_id: str | None) -> list[ReplicaState]:
+        return await self._call("undrain", replica_id)
+
+    async def _call(self, method: str, *args: Any) -> list[ReplicaState]:
+        try:
+            call = self.handle.broadcast(method, *args)
+            answers = await call.results_async(timeout_s=_PATIENCE_S, return_exceptions=True)
+        except DeploymentUnavailableError:
+            return []
+        return sorted((a for a in answers if isinstance(a, ReplicaState)), key=lambda state: state.replica_id)
 
     async def _ask(self) -> None:
         answers: list[Any]
@@ -127,18 +171,20 @@ class Pool:
             self._unfit = unfit
             log.warning("pool %s: unfit replicas: %s", self.name, ", ".join(unfit) or "none any more")
         infos = {info.address.replica_id: info for info in answers if isinstance(info, ReplicaInfo)}
-        self._follow(infos)
+        self._follow(infos, len(unfit))
         if (info := next(iter(infos.values()), None)) is not None:
             said = (info.max_model_len, info.fingerprint)
             if self._info is None or said != (self._info.max_model_len, self._info.fingerprint):
                 self._on_info(info)
             self._info = info
 
-    def _follow(self, infos: dict[str, ReplicaInfo]) -> None:
+    def _follow(self, infos: dict[str, ReplicaInfo], num_unfit: int) -> None:
         """Connects to the replicas that are new, and lets go of those that are unfit or gone."""
         for name in list(self._members):
             if name not in infos or infos[name].address != self._members[name].channel.address:
-                self._members.pop(name).channel.retire()
+                channel = self._members.pop(name).channel
+                self._taken = channel.connected and not num_unfit  # one that fails breaks its connection
+                channel.retire()
                 self.prefixes.forget(name)
         for name in infos.keys() - self._members.keys():
             told = partial(self._told, name)
@@ -146,6 +192,8 @@ class Pool:
         self._note()
 
     def _told(self, replica_id: str, added: list[bytes], removed: list[bytes]) -> None:
+        if not self._policy.wants_prefixes:
+            return
         self.prefixes.add(replica_id, added)
         self.prefixes.remove(replica_id, removed)
 
@@ -153,6 +201,10 @@ class Pool:
         if self._was_up and not self.up:
             log.warning("pool %s is down", self.name)
         self._was_up = self.up
+        if self._was_up:
+            self._taken = False
+        elif any(member.channel.duty is Duty.LEAVING for member in self._members.values()):
+            self._taken = True
 
 
 def _view(member: _Member) -> ReplicaView:

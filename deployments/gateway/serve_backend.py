@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from deployments.gateway.pool import Pool
 from deployments.gateway.pool_place import PoolPlace
 from deployments.gateway.table_feed import follow
 from deployments.metrics import exposition
-from deployments.replica_info import ReplicaInfo
+from deployments.replica_info import ReplicaInfo, ReplicaState
 from deployments.router.plan import RouteRequest, Unfit, plan
 from deployments.router.policies import POLICIES
 from deployments.router.table import Route, RoutingTable
@@ -30,6 +31,7 @@ from engine.errors import ContextLengthError
 from engine.types import GenerateRequest, TokenDelta
 
 _METRICS_TIMEOUT_S = 2.0
+_LOOK_S = 0.02
 _RETRY_AFTER_S = 5.0  # about what a replica's restart takes
 
 
@@ -47,8 +49,8 @@ class ServeBackend:
         zone: str = "",
         region: str = "",
     ) -> None:
-        """`models`: each pool's, under the pool's name. `zone` and `region` are this gateway's own. Raises ValueError
-        when an upstream's key is not to be had."""
+        """`models`: each pool's, under the pool's name, and each upstream's that can stand alone. `zone` and `region`
+        are this gateway's own. Raises ValueError when an upstream's key is not to be had."""
         self._gateways = gateways
         self._by_pool = dict(models)
         self._models: dict[str, ServedModel] = {}
@@ -66,8 +68,19 @@ class ServeBackend:
     def models(self) -> Mapping[str, ServedModel]:
         return self._models
 
+    async def acquaint(self, within_s: float) -> None:
+        """Returns when the table has come and all replicas that run are connected, or after `within_s`. A gateway that
+        joins others must not refuse what they would take."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self._known is None or not all(pool.acquainted for pool in self._pools.values()):
+                    await asyncio.sleep(_LOOK_S)
+
     async def ready(self) -> bool:
-        return self._known is not None and all(pool.up for pool in self._pools.values())
+        """A pool that an operator has taken out of rotation is not waited for while another serves."""
+        pools = self._pools.values()
+        up = not pools or (any(pool.up for pool in pools) and all(pool.up or pool.drained for pool in pools))
+        return self._known is not None and up
 
     async def generate(
         self, model_id: str, requests: tuple[GenerateRequest, ...], streamed: bool, origin: Origin
@@ -100,6 +113,16 @@ class ServeBackend:
                 yield deltas
         finally:
             await stream.aclose()
+
+    async def pools(self) -> Mapping[str, Sequence[ReplicaState]]:
+        states = await asyncio.gather(*(pool.states() for pool in self._pools.values()))
+        return dict(zip(self._pools, states, strict=True))
+
+    async def drain(self, pool: str, replica_id: str | None, within_s: float | None) -> Sequence[ReplicaState]:
+        return await self._pools[pool].drain(replica_id, within_s)
+
+    async def undrain(self, pool: str, replica_id: str | None) -> Sequence[ReplicaState]:
+        return await self._pools[pool].undrain(replica_id)
 
     async def metrics(self) -> bytes | None:
         """Every process of the graph asked now. One that does not answer in time is left out."""

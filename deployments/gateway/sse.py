@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 from starlette.types import Message, Send
 
+from deployments.asgi_keys import SEND_TIMEOUT
 from deployments.gateway.body import ClientGoneError
-from deployments.proxy_guard import SEND_TIMEOUT
 
 DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b": keep-alive\n\n"

@@ -69,6 +69,11 @@ class Directory:
         with self._database.read() as c:
             return [AuditEntry(**row) for row in c.execute(query).mappings()]
 
+    def note(self, by: Actor, action: str, target: str, detail: Mapping[str, Any]) -> None:
+        """Something was done that is kept nowhere else: an entry in the audit log."""
+        with self._database.write() as c:
+            audited(c, self._clock(), by, action, target, detail)
+
     def _projects(self, c: sa.Connection, *where: sa.ColumnElement[bool]) -> list[Project]:
         month = month_of(self._clock())
         same = sa.and_(SPENT.c.org == PROJECTS.c.org, SPENT.c.project == PROJECTS.c.id, SPENT.c.month == month)

@@ -6,6 +6,7 @@ Pure: the clock is an argument.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 _SMOOTH_S = 5.0  # over which a rate is averaged
@@ -39,10 +40,16 @@ class ReplicaBacklog:
     tokens_per_s: float | None
 
 
-def backlog_s(replicas: list[ReplicaBacklog], answer_tokens: float) -> float:
+def backlog_s(replicas: Iterable[ReplicaBacklog], answer_tokens: float) -> float:
     """Until a request that comes now would be begun, on the replica where that is soonest. `answer_tokens`: what a
     request of this pool generates on average. A replica of unknown rate has not had a queue yet: 0."""
-    return min((_seconds(replica, answer_tokens) for replica in replicas), default=0.0)
+    shortest: float | None = None
+    for replica in replicas:
+        seconds = _seconds(replica, answer_tokens)
+        if not seconds:
+            return 0.0  # most often the first: the others need not be looked at
+        shortest = seconds if shortest is None else min(shortest, seconds)
+    return shortest or 0.0
 
 
 def retry_after_s(queue_s: float, max_queue_s: float, share: float) -> float | None:

@@ -25,7 +25,8 @@ class _Strict(BaseModel):
 
 
 class RouteConfig(_Strict):
-    """One model id. `pools`: names with weights (90 and 10 make a canary of 10 %), or a list of equals. `fallbacks`:
+    """One model id. `pools`: names with weights (90 and 10 make a canary of 10 %), or a list of equals; upstreams that
+    can stand alone may be among them. `fallbacks`:
     pools and upstreams to ask when those fail. `shadows`: pools that get a copy of so many per cent of the requests,
     whose answers are dropped. The rest: see table.Limits."""
 
@@ -37,6 +38,7 @@ class RouteConfig(_Strict):
     first_token_s: float | None = Field(None, gt=0)
     hedge_after_s: float | None = Field(None, gt=0)
     max_resumptions: int = Field(2, ge=0)
+    resume_within_s: float = Field(30.0, ge=0)
 
     @model_validator(mode="before")
     @classmethod
@@ -71,7 +73,7 @@ class TierConfig(_Strict):
 
 
 class RoutingConfig(_Strict):
-    """A pool that no route names is served under its own name."""
+    """A pool that no route names is served under its own name, and so is an upstream that can stand alone."""
 
     routes: dict[str, RouteConfig] = {}
     targets: dict[str, TargetConfig] = {}
@@ -79,13 +81,17 @@ class RoutingConfig(_Strict):
 
 
 def compiled(
-    config: RoutingConfig, pools: Collection[str], upstreams: Collection[str], tiers: Mapping[str, int]
+    config: RoutingConfig,
+    pools: Collection[str],
+    upstreams: Collection[str],
+    tiers: Mapping[str, int],
+    standalone: Collection[str] = (),
 ) -> RoutingTable:
-    """The table for these pools and upstreams. `tiers`: their priorities. Raises ValueError that names the setting at
-    fault."""
-    _check_names(config, pools, upstreams, tiers)
+    """The table for these pools and upstreams. `tiers`: their priorities. `standalone`: the upstreams that can serve
+    what no pool serves. Raises ValueError that names the setting at fault."""
+    _check_names(config, pools, upstreams, tiers, standalone)
     named = {name for r in config.routes.values() for name in (*r.pools, *r.fallbacks, *r.shadows)}
-    routes = {name: Route(name, (Share(name),)) for name in pools if name not in named}
+    routes = {name: Route(name, (Share(name),)) for name in (*pools, *standalone) if name not in named}
     routes |= {model: _route(model, route) for model, route in config.routes.items()}
     targets = {
         name: _target(name, name in upstreams, config.targets.get(name, TargetConfig()))
@@ -96,7 +102,7 @@ def compiled(
         for name, share in _queue_shares(tiers).items()
         for own in [config.tiers.get(name, TierConfig())]
     }
-    said = (config.model_dump_json(), sorted(pools), sorted(upstreams), sorted(tiers.items()))
+    said = (config.model_dump_json(), sorted(pools), sorted(upstreams), sorted(tiers.items()), sorted(standalone))
     return RoutingTable(targets, routes, rules, blake2b(repr(said).encode(), digest_size=8).hexdigest())
 
 
@@ -109,7 +115,12 @@ def _target(name: str, external: bool, config: TargetConfig) -> Target:
 
 def _route(model: str, config: RouteConfig) -> Route:
     limits = Limits(
-        config.deadline_s, config.first_token_s, config.hedge_after_s, config.max_resumptions, config.retry_on
+        config.deadline_s,
+        config.first_token_s,
+        config.hedge_after_s,
+        config.max_resumptions,
+        config.retry_on,
+        config.resume_within_s,
     )
     return Route(
         model,
@@ -127,11 +138,15 @@ def _queue_shares(tiers: Mapping[str, int]) -> dict[str, float]:
 
 
 def _check_names(
-    config: RoutingConfig, pools: Collection[str], upstreams: Collection[str], tiers: Mapping[str, int]
+    config: RoutingConfig,
+    pools: Collection[str],
+    upstreams: Collection[str],
+    tiers: Mapping[str, int],
+    standalone: Collection[str],
 ) -> None:
     for model, route in config.routes.items():
         for field, names, known in (
-            ("pools", route.pools, pools),
+            ("pools", route.pools, (*pools, *standalone)),
             ("fallbacks", route.fallbacks, (*pools, *upstreams)),
             ("shadows", route.shadows, pools),
         ):

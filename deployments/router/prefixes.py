@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from engine.kv.prefix import block_digest, root_digest
+from engine.kv.prefix import block_digests, root_digest
 
 BLOCK = 16  # tokens, unless an engine is configured otherwise
 KEY_BYTES = 8  # of a block's digest: enough to tell blocks apart, and wrong at worst about one choice of a replica
@@ -16,15 +16,13 @@ Chain = Sequence[bytes]
 
 def chain(
     root_fields: Mapping[str, str], salt: str, token_ids: Sequence[int], block_tokens: int = BLOCK
-) -> list[bytes]:
-    """The keys of a prompt's full blocks, as a replica with these root fields knows them. The last token is left out:
-    it is always computed."""
-    parent = root_digest({**root_fields, "salt": salt})
-    keys: list[bytes] = []
-    for block in range(min((len(token_ids) - 1) // block_tokens, _MAX_BLOCKS)):
-        parent = block_digest(parent, token_ids[block * block_tokens : (block + 1) * block_tokens])
-        keys.append(parent[:KEY_BYTES])
-    return keys
+) -> Iterator[bytes]:
+    """The keys of a prompt's full blocks, as a replica with these root fields knows them, each when it is asked for.
+    The last token is left out: it is always computed."""
+    root = root_digest({**root_fields, "salt": salt})
+    blocks = max(0, min((len(token_ids) - 1) // block_tokens, _MAX_BLOCKS))
+    for digest in block_digests(root, token_ids[: blocks * block_tokens], block_tokens):
+        yield digest[:KEY_BYTES]
 
 
 class PrefixIndex:

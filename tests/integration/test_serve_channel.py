@@ -15,11 +15,11 @@ from pathlib import Path
 import httpx
 import pytest
 from helpers_gateway import error_of
-from helpers_server import COMPLETIONS, COUNT_24, ROOT, WAIT_S, Server, count, endless, events, until
+from helpers_server import COMPLETIONS, COUNT_24, NO_WAIT, ROOT, WAIT_S, Server, count, endless, events, until
 
 pytestmark = pytest.mark.ray
 
-_PAIR = ("replicas=2", "engine.max_num_seqs=1", "routing_policy=round_robin")
+_PAIR = ("replicas=2", "engine.max_num_seqs=1", "routing_policy=round_robin", NO_WAIT)
 RUNNING, WAITING = "sluicegate_requests_running", "sluicegate_requests_waiting"
 
 

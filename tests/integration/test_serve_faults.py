@@ -6,11 +6,12 @@ import http.client as http_client
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
 from helpers_gateway import error_of
-from helpers_server import COMPLETIONS, COUNT_24, KEY, MODEL, Server, count, endless, events, until
+from helpers_server import COMPLETIONS, COUNT_24, KEY, MODEL, NO_WAIT, Server, count, endless, events, until
 
 pytestmark = pytest.mark.ray
 
@@ -81,7 +82,8 @@ def test_a_client_that_leaves_the_queue(tight: Server) -> None:
     tight.until_idle()
 
 
-def test_a_killed_replica(server: Server) -> None:
+def test_a_killed_replica_whose_answers_may_not_wait(_servers: Any) -> None:
+    server: Server = _servers.get(NO_WAIT)
     begun = threading.Event()
     with ThreadPoolExecutor() as pool, server.http() as http:
         stream = pool.submit(broken_stream, server, begun)

@@ -9,6 +9,7 @@ import pytest
 
 from deployments.router.policies import POLICIES
 from load_tests.routing.__main__ import main, optimum
+from load_tests.routing.decision import measure
 from load_tests.routing.simulate import Machine, Outcome, imbalance, simulate
 from load_tests.routing.workloads import Workload, burst, hot_prefix, mooncake, nothing_shared, shared_prefixes
 
@@ -51,6 +52,13 @@ def test_a_hot_prefix_makes_no_hot_spot(seed: int) -> None:
     assert outcome.ttft(0.95) <= 1.1 * scattered.ttft(0.95)
 
 
+@pytest.mark.parametrize("policy", POLICIES.names())
+def test_decisions_are_measured(policy: str) -> None:
+    took = measure(POLICIES.get(policy)(), 8, 200, 4, 50, random.Random(1))
+    assert len(took.choice_s) == len(took.decision_s) == len(took.added_s) == 50
+    assert all(0 < a < b <= c for a, b, c in zip(took.choice_s, took.decision_s, took.added_s, strict=True))
+
+
 @pytest.mark.skipif(not TRACE.exists(), reason="the recorded trace is not part of the project")
 def test_the_recorded_trace() -> None:
     workload = mooncake(TRACE, calls=2000)
@@ -71,5 +79,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     )
     assert main(["--policies", "round_robin", "prefix_affinity", "--replicas", "2", "--mooncake", str(trace)]) == 0
     out = capsys.readouterr().out
-    assert out.count("| prefix_affinity |") == 5 and "Mooncake trace: 20 requests, 2 replicas" in out
+    assert (
+        out.count("| prefix_affinity |") == 6
+        and "a decision: " in out
+        and "Mooncake trace: 20 requests, 2 replicas" in out
+    )
     assert main(["--mooncake", str(tmp_path / "none")]) == 2

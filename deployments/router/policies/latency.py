@@ -16,6 +16,8 @@ class Latency:
     to the first token is weighed with the requests open, for it lags behind them. A replica not tried yet goes first.
     """
 
+    wants_prefixes = False
+
     def choose(self, candidates: Sequence[ReplicaView], request: RouteHint, rng: random.Random) -> int:
         if rng.random() < _EXPLORE:
             return rng.randrange(len(candidates))

@@ -12,5 +12,7 @@ from deployments.router.policies.work import lowest, work
 class LeastLoaded:
     """Knows nothing of the request: the choice for requests that have nothing in common with one another."""
 
+    wants_prefixes = False
+
     def choose(self, candidates: Sequence[ReplicaView], request: RouteHint, rng: random.Random) -> int:
         return lowest([work(view) for view in candidates], rng)

@@ -13,6 +13,8 @@ class PowerOfTwo:
     """For many gateways that hear of each other's choices late: they do not all run to the same least loaded replica
     (Mitzenmacher, "The power of two choices in randomized load balancing", 2001)."""
 
+    wants_prefixes = False
+
     def choose(self, candidates: Sequence[ReplicaView], request: RouteHint, rng: random.Random) -> int:
         if len(candidates) == 1:
             return 0

@@ -16,6 +16,8 @@ class PrefixAffinity:
     prefixes this is least_loaded.
     """
 
+    wants_prefixes = True
+
     def choose(self, candidates: Sequence[ReplicaView], request: RouteHint, rng: random.Random) -> int:
         cached = request.cached_tokens
         return lowest([work(view) - cached.get(view.id, 0) for view in candidates], rng)

@@ -11,5 +11,7 @@ from deployments.router.policies.base import ReplicaView, RouteHint
 class RoundRobin:
     """The one that was chosen longest ago: a turn that survives replicas coming and going."""
 
+    wants_prefixes = False
+
     def choose(self, candidates: Sequence[ReplicaView], request: RouteHint, rng: random.Random) -> int:
         return min(range(len(candidates)), key=lambda i: candidates[i].last_chosen)

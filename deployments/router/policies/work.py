@@ -21,10 +21,11 @@ def work(view: ReplicaView) -> int:
     The replica's word counts only if it has others' requests: of its own this gateway knows more, namely what was sent
     in this moment, and what of the waiting prompts is cached.
     """
-    pending = view.queued_tokens
-    if view.load.waiting + view.load.running > view.num_requests:
-        pending = max(pending, view.load.pending_tokens)
-    return pending + TOKENS_PER_REQUEST * requests(view)
+    load = view.load
+    theirs, own = load.waiting + load.running, view.num_requests
+    if theirs > own:
+        return max(view.queued_tokens, load.pending_tokens) + TOKENS_PER_REQUEST * theirs
+    return view.queued_tokens + TOKENS_PER_REQUEST * own
 
 
 def lowest(costs: Sequence[float], rng: random.Random) -> int:

@@ -18,7 +18,7 @@ from deployments.channel.client import ChannelClient, ReplicaStream
 from deployments.channel.errors import ReplicaFaultError, StreamLostError
 from deployments.channel.messages import SCHEMA, Kind
 from deployments.channel.server import ChannelServer, ServerLink
-from deployments.replica_info import Address, Load
+from deployments.replica_info import Address, Duty, Load
 from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -249,12 +249,12 @@ async def test_a_draining_replica_ends_what_it_has_and_takes_nothing_new(replica
         await until(lambda: replica.engine.engine.has_work)
         drained = asyncio.create_task(replica.server.drain(60.0))
         late = client.open((request("late"),), True)  # before it has heard
-        await until(lambda: client.draining)
+        await until(lambda: client.duty is Duty.LEAVING)
         assert not client.usable and not running.done() and not drained.done()
         with pytest.raises(StreamLostError):
             await collect(late)
         async with connected(replica, replica_id="again") as newcomer:
-            await until(lambda: newcomer.draining)
+            await until(lambda: newcomer.duty is Duty.LEAVING)
         assert ends(await running) == [("old", 0)]
         await drained
 
@@ -266,6 +266,39 @@ async def test_a_drain_has_a_limit_and_then_clients_are_told(replica: Replica, c
     await replica.server.drain(0.01)
     await replica.stop()
     assert [d.finish_reason for d in await running if d.finish_reason] == [FinishReason.ABORT]
+
+
+async def test_a_replica_out_of_rotation_keeps_its_streams_and_comes_back(replica: Replica) -> None:
+    async with connected(replica) as client:
+        running = asyncio.create_task(collect(client.open((request("old", 200),), True)))
+        await until(lambda: replica.engine.engine.has_work)
+        replica.server.take_out(None)
+        await until(lambda: client.duty is Duty.DRAINED)
+        assert not client.usable
+        with pytest.raises(StreamLostError):
+            await collect(client.open((request("late"),), True))
+        assert ends(await running) == [("old", 0)] and replica.server.num_streams == 0
+        replica.server.put_back()
+        await until(lambda: client.usable)
+        assert ends(await collect(client.open((request("new"),), True))) == [("new", 0)]
+        await replica.server.drain(0.01)
+        replica.server.put_back()  # too late
+        await until(lambda: client.duty is Duty.LEAVING)
+        replica.server.take_out(None)
+        assert replica.server.duty is Duty.LEAVING
+
+
+async def test_after_its_time_a_replica_out_of_rotation_hands_its_streams_back(replica: Replica) -> None:
+    replica.executor.step_s = 0.01
+    async with connected(replica) as client:
+        running = asyncio.create_task(collect(client.open((request("old", LONG),), True)))
+        await until(lambda: replica.engine.engine.has_work)
+        replica.server.take_out(0.01)
+        with pytest.raises(StreamLostError):
+            await running
+        await until(replica.idle)
+        assert replica.server.num_streams == client.num_streams == 0
+        assert client.connected and not client.usable
 
 
 async def test_a_retired_replica_is_left_when_its_streams_have_ended(replica: Replica, client: ChannelClient) -> None:

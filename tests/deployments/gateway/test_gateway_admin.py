@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from deployments.gateway.admin import ADMIN_OPERATIONS
 from deployments.gateway.config import GatewayConfig
 from deployments.gateway.openapi import OPERATIONS, document
+from deployments.gateway.pools_admin import POOL_OPERATIONS
 from deployments.tiers import Tier
 
 KEYS = "/admin/v1/keys"
@@ -182,6 +183,6 @@ async def test_usage_by_time_and_group(tmp_path: Path) -> None:
 async def test_it_is_described(tmp_path: Path) -> None:
     async with gateway(keyed(tmp_path)) as http:
         described = (await http.get("/openapi.json", headers=bearer(ROOT_KEY))).json()
-    assert described == document((*OPERATIONS, *ADMIN_OPERATIONS))
+    assert described == document((*OPERATIONS, *POOL_OPERATIONS, *ADMIN_OPERATIONS))
     usage = described["paths"]["/admin/v1/usage"]["get"]["parameters"]
     assert [p["name"] for p in usage] == ["group_by", "from", "to", "org"]

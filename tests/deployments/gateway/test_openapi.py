@@ -19,6 +19,7 @@ from deployments.gateway.app import create_app
 from deployments.gateway.config import GatewayConfig
 from deployments.gateway.errors import ReplicaLostError
 from deployments.gateway.openapi import OPERATIONS, Operation, document
+from deployments.gateway.pools_admin import POOL_OPERATIONS
 
 CHAT, COMP = "/v1/chat/completions", "/v1/completions"
 KEY = "sk-tests-0123456789abcdef"
@@ -30,7 +31,7 @@ def test_every_route_is_described_and_nothing_else() -> None:
     app = create_app(GatewayConfig(), FakeBackend())
     routes = [route for route in app.routes if isinstance(route, Route)]
     there = {(m, r.path.replace(":path", "")) for r in routes for m in r.methods or () if m != "HEAD"}
-    assert there == {(operation.method, operation.path) for operation in OPERATIONS}
+    assert there == {(operation.method, operation.path) for operation in (*OPERATIONS, *POOL_OPERATIONS)}
 
 
 async def test_the_document_is_served_without_a_key() -> None:
@@ -117,7 +118,7 @@ def api() -> Iterator[Any]:
         assert backend.closed == len(backend.calls)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: f"{o.method} {o.path}")
+@pytest.mark.parametrize("operation", (*OPERATIONS, *POOL_OPERATIONS), ids=lambda o: f"{o.method} {o.path}")
 def test_cases_from_the_document(api: Any, operation: Operation) -> None:
     """What the document allows and what it forbids: never a 5xx, an undescribed status, header or body, and nothing
     forbidden is accepted. What it allows may still be refused: it cannot say how much fits into a model's context."""

@@ -147,14 +147,74 @@ async def test_a_killed_replica_under_many_streams_is_not_noticed() -> None:
 
 
 async def test_the_only_replica_is_missed() -> None:
+    plan = replace(PLAN, limits=Limits(resume_within_s=0.0))
     async with bench("a") as b:
-        running = asyncio.create_task(b.run(request(1, max_tokens=400)))
+        running = asyncio.create_task(b.run(request(1, max_tokens=400), plan))
         await b.until(lambda: b.serve.replicas[0].engine.stats().generated_tokens > 5)
         b.serve.replicas[0].kill()
         with pytest.raises(ReplicaLostError):
             await running
         with pytest.raises(ModelUnavailableError):
             await b.run(request(2))
+
+
+async def test_a_stream_waits_for_the_successor_of_the_only_replica() -> None:
+    async with bench("a") as b:
+        right = await b.run(request(1, max_tokens=300))
+        running = asyncio.create_task(b.run(request(1, max_tokens=300)))
+        [a] = b.serve.replicas
+        await b.until(lambda: a.engine.stats().running > 0 and a.engine.stats().generated_tokens > 310)
+        b.serve.replicas.clear()
+        a.kill()
+        await b.until(lambda: not b.pool._members)
+        with pytest.raises(ModelUnavailableError):
+            await b.run(request(2))  # nobody has got anything of this one: its client may ask again
+        assert not running.done()
+        b.serve.replicas.append(await Replica.start("b"))
+        assert await running == right
+
+
+@pytest.mark.parametrize("how", ["leaving", "taken", "drained"])
+async def test_nobody_waits_for_a_replica_that_was_taken_out(how: str) -> None:
+    plan = replace(PLAN, limits=Limits(resume_within_s=1e9))
+    async with bench("a") as b:
+        running = asyncio.create_task(b.run(request(1, max_tokens=400), plan))
+        [a] = b.serve.replicas
+        await b.until(lambda: a.engine.stats().generated_tokens > 5)
+        if how == "leaving":
+            await a.server.drain(0.01)
+        elif how == "taken":
+            b.serve.replicas.clear()
+            await b.until(lambda: not b.pool._members)
+        else:
+            a.server.take_out(0.01)
+        if how != "drained":
+            await a.stop()
+        with pytest.raises(ReplicaLostError):
+            await running
+
+
+async def test_a_replica_out_of_rotation_lets_streams_end_or_sends_them_on() -> None:
+    async with bench() as b:
+        right = [await b.run(request(i, max_tokens=300)) for i in range(6)]
+        for within_s in (None, 0.01):
+            running = [asyncio.create_task(b.run(request(i, max_tokens=300), streamed=i % 2 > 0)) for i in range(6)]
+            a, other = b.serve.replicas
+            await b.until(lambda: all(r.engine.stats().running for r in b.serve.replicas))
+            a.server.take_out(within_s)
+            await b.until(lambda: b.usable() == 1)
+            before = a.engine.stats().prompt_tokens
+            assert await b.run(request(9)) and a.engine.stats().prompt_tokens == before
+            assert await asyncio.gather(*running) == right
+            assert b.pool.up and not b.pool.drained
+            other.server.take_out(None)
+            await b.until(lambda: b.pool.drained)
+            assert not b.pool.up
+            with pytest.raises(ModelUnavailableError):
+                await b.run(request(9))
+            for replica in b.serve.replicas:
+                replica.server.put_back()
+            await b.until(lambda: b.usable() == 2)
 
 
 async def test_no_resumption_where_the_route_forbids_it() -> None:
@@ -212,7 +272,7 @@ async def test_a_new_gateway_hears_of_the_prefixes_that_are_there() -> None:
     async with bench("a") as b:
         await b.run(request(1))
         await b.until(lambda: len(b.serve.replicas[0].server.prefixes.all) > 0)
-        other = Pool("pool", b.serve, POLICIES.get("round_robin")(), lambda info: None, random.Random(1), 16)  # type: ignore[arg-type]
+        other = Pool("pool", b.serve, POLICIES.get("prefix_affinity")(), lambda info: None, random.Random(1), 16)  # type: ignore[arg-type]
         watch = asyncio.create_task(other.watch())
         await b.until(lambda: bool(other.prefixes._held.get("a")))
         watch.cancel()
@@ -239,3 +299,21 @@ async def test_the_first_word_of_an_unstreamed_answer_comes_early() -> None:
         assert first[0].num_completion_tokens < 300
         rest = [deltas async for deltas in stream]
         assert len(rest) == 1 and rest[0][0].finish_reason is not None
+
+
+async def test_long_prompts_are_looked_at_in_pieces_and_only_where_somebody_looks() -> None:
+    async with bench() as b:
+        long = GenerateRequest("r0", tuple(i % 190 for i in range(16 * 300 + 1)), PARAMS)
+        turns: list[int] = []
+
+        async def neighbour() -> None:
+            while True:
+                turns.append(1)
+                await asyncio.sleep(0)
+
+        beside = asyncio.create_task(neighbour())
+        assert len(await b.place._chain([long])) == 300 and turns
+        beside.cancel()
+        b.serve.replicas[0].server.take_out(None)
+        await b.until(lambda: b.usable() == 1)
+        assert await b.place._chain([long]) == []  # no choice to be made

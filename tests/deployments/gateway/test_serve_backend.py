@@ -24,7 +24,7 @@ from deployments.gateway.backend import ServedModel
 from deployments.gateway.errors import ApiError, ModelUnavailableError, ReplicaLostError
 from deployments.gateway.origin import Origin
 from deployments.gateway.serve_backend import ServeBackend
-from deployments.replica_info import Address, Load, ReplicaInfo
+from deployments.replica_info import Address, Duty, Load, ReplicaInfo
 from deployments.router.config import RoutingConfig, compiled
 from engine.config import EngineConfig
 from engine.errors import ContextLengthError, EngineDeadError, QueueFullError
@@ -81,6 +81,7 @@ class Replica:
     address: Address
     calls: list[list[Step]] = field(default_factory=list)
     usable: bool = True
+    duty: Duty = Duty.ACTIVE
     load: Load = field(default_factory=Load)
     num_streams: int = 0
     queued_tokens: int = 0
@@ -206,6 +207,30 @@ async def run(b: ServeBackend, request: GenerateRequest = REQUEST, model: str = 
 
 def rpc_error(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), "details")
+
+
+async def test_a_gateway_gets_acquainted_before_its_first_request(replicas: Replicas) -> None:
+    async with backend(a=one(), b=Handle(list)) as b:
+        await b.acquaint(60)
+        assert not await b.ready()  # which is another question
+        replicas["a"].connected = 0
+        async with asyncio.timeout(60):
+            await b.acquaint(0.01)  # but not for ever
+            replicas["a"].connected = 1
+            await b.acquaint(60)
+
+
+async def test_a_pool_that_was_taken_out_of_rotation_is_not_waited_for(replicas: Replicas) -> None:
+    async with backend(a=one(), b=Handle(lambda: [info("b")])) as b:
+        await settled(lambda: len(replicas) == 2)
+        assert await b.ready()
+        replicas["b"].usable, replicas["b"].duty = False, Duty.DRAINED
+        assert await b.ready()
+        replicas["b"].duty = Duty.LEAVING
+        assert not await b.ready()
+        for name in "ab":
+            replicas[name].usable, replicas[name].duty = False, Duty.DRAINED
+        assert not await b.ready()
 
 
 async def test_a_request_that_goes_well(replicas: Replicas) -> None:

@@ -15,13 +15,13 @@ import pytest
 from helpers_gateway import COUNT, COUNT_24, COUNT_24_IDS, MODEL, FakeBackend, client, error_of, events_of, serving
 from pydantic import ValidationError
 
+from deployments.asgi_keys import BODY
 from deployments.gateway.app import create_app
 from deployments.gateway.body import ClientGoneError
 from deployments.gateway.config import GatewayConfig
 from deployments.gateway.errors import ModelUnavailableError
 from deployments.gateway.request_log import RequestLog
 from deployments.gateway.sse import EventStream
-from deployments.proxy_guard import BODY
 
 COMP = "/v1/completions"
 ASK = {"model": MODEL, "prompt": COUNT, "max_tokens": 24, "stream": True}

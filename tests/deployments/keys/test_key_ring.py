@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+from helpers_database import KINDS, new_database
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,12 +63,13 @@ class Time:
         return self.now
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Watched]:
-    database = Database(str(tmp_path / "keys.db"))
-    database.migrate()
-    yield Watched(database)
-    database.close()
+@pytest.fixture(params=KINDS)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Watched]:
+    with new_database(request.param, tmp_path) as setting:
+        database = Database(setting)
+        database.migrate()
+        yield Watched(database)
+        database.close()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import orjson
 import pytest
+from helpers_database import KINDS, new_database
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -48,8 +49,8 @@ class Flaky(LedgerStore):
 
 
 class Rig:
-    def __init__(self, tmp_path: Path) -> None:
-        self.database = Database(str(tmp_path / "keys.db"))
+    def __init__(self, tmp_path: Path, setting: str) -> None:
+        self.database = Database(setting)
         self.database.migrate()
         self.store = Flaky(self.database)
         self.directory = Directory(self.database, lambda: AT)
@@ -68,11 +69,12 @@ class Rig:
         return sorted(path.name for path in self.spill_dir.glob("*"))
 
 
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path)
-    yield rig
-    rig.database.close()
+@pytest.fixture(params=KINDS)
+def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
+    with new_database(request.param, tmp_path) as setting:
+        rig = Rig(tmp_path, setting)
+        yield rig
+        rig.database.close()
 
 
 # ------------------------------------------------------------------------------------------------ the store
@@ -224,7 +226,8 @@ def test_without_database_and_file_entries_wait(rig: Rig, caplog: pytest.LogCapt
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(["add", "flush", "down", "lost", "up", "die"]), max_size=20))
 def test_whatever_happens_every_entry_is_there_once(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:
-    rig = Rig(tmp_path_factory.mktemp("ledger"))
+    folder = tmp_path_factory.mktemp("ledger")
+    rig = Rig(folder, str(folder / "keys.db"))
     added, run = 0, 0
     for step in steps:
         match step:

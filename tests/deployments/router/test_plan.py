@@ -47,6 +47,19 @@ def test_a_pool_that_a_route_names_is_not_a_model() -> None:
     assert set(t.routes) == {"m"}
 
 
+def test_an_upstream_that_can_stand_alone_is_a_model_and_may_be_a_share() -> None:
+    def made(config: dict[str, Any], *standalone: str) -> RoutingTable:
+        return compiled(RoutingConfig.model_validate(config), ("fast",), ("elsewhere", "far"), TIERS, standalone)
+
+    assert set(made({}, "far").routes) == {"fast", "far"}
+    split = made({"routes": {"m": {"pools": {"far": 1}, "fallbacks": ["elsewhere"]}}}, "far")
+    assert planned(split).candidates == ("far", "elsewhere")
+    assert planned(split.with_room({"far": 50}), num_tokens=51).candidates == ("elsewhere",)
+    assert made({}).revision != made({}, "far").revision
+    with pytest.raises(ValueError, match=r"routes\.m\.pools: unknown name 'elsewhere'; known: far, fast"):
+        made({"routes": {"m": {"pools": ["elsewhere"]}}}, "far")
+
+
 def test_weights_divide_the_requests() -> None:
     t = table(routes={"m": {"pools": {"fast": 90, "canary": 10}}})
     got = Counter(first(t, id=f"r{i}") for i in range(5000))

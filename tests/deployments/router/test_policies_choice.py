@@ -113,6 +113,12 @@ def test_sessions_stay_and_few_move_when_a_replica_goes() -> None:
         assert was == "d" or now == was
 
 
+def test_sessions_that_are_alike_are_spread_as_well() -> None:
+    policy, rng, many = POLICIES.get("session")(), random.Random(0), [view(f"{n:08x}") for n in range(16)]
+    got = Counter(policy.choose(many, RouteHint(1, f"user-{s:06d}"), rng) for s in range(3200))
+    assert len(got) == 16 and all(130 < n < 275 for n in got.values())
+
+
 def test_a_busy_session_spills_over() -> None:
     policy, rng, requests = POLICIES.get("session")(), random.Random(0), Counter[str]()
     for _ in range(40):

