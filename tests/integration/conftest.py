@@ -1,4 +1,5 @@
-"""Real servers, started when first needed, shared by all tests, and started again after a test that stops one."""
+"""Real servers, started when first needed, shared by the tests that follow, and started again after a test that stops
+one."""
 
 from __future__ import annotations
 
@@ -16,8 +17,11 @@ _TIGHT = (
 )
 
 
+_KEPT = 2  # servers at a time: even an idle one costs a twentieth of a core and 2 GiB
+
+
 class _Servers:
-    """By their settings. An idle one costs hardly any CPU."""
+    """By their settings, the last used last."""
 
     def __init__(self, logs: pytest.TempPathFactory) -> None:
         self._logs = logs.mktemp("servers")
@@ -26,17 +30,19 @@ class _Servers:
         self._broken: BaseException | None = None
 
     def get(self, *settings: str) -> Server:
-        server = self._running.get(settings)
+        server = self._running.pop(settings, None)
         if server is None or server.process.poll() is not None:
             if self._broken is not None:
                 pytest.fail(f"a server has not started before: {self._broken}", pytrace=False)
+            while len(self._running) >= _KEPT:
+                _end(self._running.pop(next(iter(self._running))))
             self._started += 1
             try:
                 server = Server.start(self._logs / f"{self._started}.log", *settings)
             except BaseException as error:
                 self._broken = error
                 raise
-            self._running[settings] = server
+        self._running[settings] = server
         return server
 
     def stop(self) -> None:
@@ -44,6 +50,11 @@ class _Servers:
             server.terminate()
         for server in self._running.values():
             server.kill()
+
+
+def _end(server: Server) -> None:
+    server.terminate()
+    server.kill()
 
 
 @pytest.fixture(scope="session")
