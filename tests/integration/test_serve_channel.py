@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +13,18 @@ from pathlib import Path
 import httpx
 import pytest
 from helpers_gateway import error_of
-from helpers_server import COMPLETIONS, COUNT_24, NO_WAIT, ROOT, WAIT_S, Server, count, endless, events, until
+from helpers_server import (
+    COMPLETIONS,
+    COUNT_24,
+    NO_WAIT,
+    WAIT_S,
+    Server,
+    count,
+    endless,
+    events,
+    run_beside,
+    until,
+)
 
 pytestmark = pytest.mark.ray
 
@@ -102,9 +111,6 @@ def listening(pid: int) -> set[int]:
 
 
 def test_a_redeploy_lets_streams_end() -> None:
-    script = ROOT / "tests" / "integration" / "redeploy.py"
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    argv = [sys.executable, str(script)]
-    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=2 * WAIT_S)
+    done = run_beside("redeploy.py")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "every stream was complete" in done.stdout

@@ -6,14 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers_gateway import error_of
-from helpers_server import COMPLETIONS, COUNT_24, MODEL, ROOT, SLUICE, WAIT_S, Server, count, events, until
+from helpers_server import COMPLETIONS, COUNT_24, MODEL, ROOT, SLUICE, WAIT_S, Server, count, events, run_beside, until
 
 pytestmark = pytest.mark.ray
 
@@ -114,10 +112,7 @@ def test_streams_of_the_only_replica_wait_for_its_successor(server: Server) -> N
 
 
 def test_a_rolling_update_with_room_loses_nothing() -> None:
-    script = Path(__file__).with_name("rolling.py")
-    argv = [sys.executable, str(script)]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=2 * WAIT_S, check=False)
+    done = run_beside("rolling.py")
     assert done.returncode == 0 and "no request was lost" in done.stdout, done.stdout + done.stderr
 
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers_gateway import error_of
-from helpers_server import CHAT, COMPLETIONS, COUNT_24, MODEL, ROOT, WAIT_S, Server, count, events, until
+from helpers_server import CHAT, COMPLETIONS, COUNT_24, MODEL, Server, count, events, run_beside, until
 
 pytestmark = pytest.mark.ray
 
@@ -150,12 +147,5 @@ def test_an_upstream_serves_while_a_pool_is_down(multi: Server, upstream: Any) -
 
 
 def test_routes_change_without_a_restart() -> None:
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("reroute.py"))],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=2 * WAIT_S,
-        check=False,
-    )
+    done = run_beside("reroute.py")
     assert done.returncode == 0 and "routes have changed" in done.stdout, done.stdout + done.stderr
