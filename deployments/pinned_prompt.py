@@ -12,6 +12,7 @@ from deployments.gateway.config import AccountName
 from engine.config import EngineConfig
 from engine.errors import EngineError, InvalidRequestError
 from engine.models.locate import resolve
+from engine.pins import check_length
 from engine.text import TextModel, load_text
 
 
@@ -59,9 +60,6 @@ def faults(prompts: Sequence[PinnedPrompt], engine: EngineConfig) -> Iterator[tu
         return  # that is another check's to say
     for i, prompt in enumerate(prompts):
         try:
-            count = len(prefix_ids(text, prompt))
+            check_length(len(prefix_ids(text, prompt)), engine.block_size)
         except InvalidRequestError as error:
             yield i, str(error)
-            continue
-        if count < engine.block_size:
-            yield i, f"{count} tokens are less than a block of {engine.block_size}: nothing to pin"

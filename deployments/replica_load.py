@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from autoscaling.base import WINDOW_S
+from engine.stats import nearest_rank
 from engine.types import EngineStats
 
 _RATE_DECAY = 0.98  # a step, of the rate at which prompts are computed
@@ -87,7 +88,4 @@ class LoadMeter:
 
 def _percentile(samples: deque[tuple[float, float]], q: float) -> float | None:
     """Nearest rank; None of nothing."""
-    if not samples:
-        return None
-    ordered = sorted(value for _, value in samples)
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+    return nearest_rank(sorted(value for _, value in samples), q) if samples else None

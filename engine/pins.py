@@ -12,12 +12,18 @@ if TYPE_CHECKING:
     from engine.engine import Engine
 
 
+def check_length(num_tokens: int, block_size: int) -> None:
+    """Raises InvalidRequestError for less than a block, of which nothing can be kept."""
+    if num_tokens < block_size:
+        raise InvalidRequestError(
+            f"{num_tokens} tokens are less than a block of {block_size}: nothing to pin", "prompt"
+        )
+
+
 def preload(engine: Engine, token_ids: Sequence[int], salt: str = "") -> int:
     """Engine.pin(), and compute what is pinned now, as no request's work. For an engine that has no other work yet.
-    Raises what pin() and add() do, and InvalidRequestError for less than a block."""
-    size = engine.config.block_size
-    if len(token_ids) < size:
-        raise InvalidRequestError(f"{len(token_ids)} tokens are less than a block of {size}: nothing to pin", "prompt")
+    Raises what pin(), add() and check_length() do."""
+    check_length(len(token_ids), engine.config.block_size)
     count = engine.pin(token_ids, salt)
     try:
         whole = tuple(token_ids[:count])

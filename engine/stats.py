@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.types import FinishReason, StepPlan, Timings
@@ -22,6 +23,11 @@ class FinishedRequest:
     timings: Timings
 
 
+def nearest_rank(ordered: Sequence[float], q: float) -> float:
+    """The percentile q in 0..1 of at least one value, smallest first."""
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+
+
 class Window:
     """The last `size` samples; percentiles on demand."""
 
@@ -33,10 +39,7 @@ class Window:
 
     def percentile(self, q: float) -> float:
         """0 when empty. q in 0..1, nearest rank."""
-        if not self._samples:
-            return 0.0
-        ordered = sorted(self._samples)
-        return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+        return nearest_rank(sorted(self._samples), q) if self._samples else 0.0
 
 
 class StepMeter:

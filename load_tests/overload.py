@@ -20,6 +20,7 @@ from pathlib import Path
 
 import httpx
 
+from engine.stats import nearest_rank
 from load_tests.errors import LoadError
 from load_tests.peers.base import Launch
 from load_tests.peers.demo import MODEL
@@ -61,8 +62,7 @@ class Outcome:
         return len(self.retry_after_s) / max(1, self.sent)
 
     def ttft(self, q: float) -> float:
-        values = sorted(self.ttft_s)
-        return values[min(len(values) - 1, int(q * len(values)))] if values else float("nan")
+        return nearest_rank(sorted(self.ttft_s), q) if self.ttft_s else float("nan")
 
 
 async def ask(http: httpx.AsyncClient, model: str, tier: str, number: int, outcome: Outcome) -> bool:

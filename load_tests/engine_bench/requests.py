@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from engine.stats import nearest_rank
 from engine.types import GenerateRequest, SamplingParams
 
 
@@ -15,5 +16,4 @@ def request(name: str, prompt: int, output: int, rng: random.Random, vocab: int,
 
 def p95(values: Sequence[float]) -> float:
     """0 of nothing."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))] if ordered else 0.0
+    return nearest_rank(sorted(values), 0.95) if values else 0.0

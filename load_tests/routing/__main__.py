@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from deployments.router.policies import POLICIES
+from engine.stats import nearest_rank
 from load_tests.errors import LoadError
-from load_tests.routing.decision import Decisions, measure, quantile
+from load_tests.routing.decision import Decisions, measure
 from load_tests.routing.simulate import Machine, Outcome, imbalance, simulate
 from load_tests.routing.workloads import Workload, burst, hot_prefix, mooncake, nothing_shared, shared_prefixes
 
@@ -63,7 +64,7 @@ def cost_rows(policies: Sequence[str], seed: int) -> Iterator[str]:
 
 def _costs(took: Decisions) -> tuple[float, ...]:
     asked = ((took.choice_s, 0.5), (took.choice_s, 0.99), (took.decision_s, 0.5), (took.added_s, 0.5))
-    return tuple(quantile(values, q) for values, q in (*asked, (took.added_s, 0.99)))
+    return tuple(nearest_rank(values, q) for values, q in (*asked, (took.added_s, 0.99)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -31,10 +31,6 @@ class Decisions:
     added_s: Sequence[float]
 
 
-def quantile(values: Sequence[float], q: float) -> float:
-    return values[min(len(values) - 1, int(q * len(values)))]
-
-
 def measure(
     policy: Policy, num_replicas: int, prompt_tokens: int, clients: int, times: int, rng: random.Random
 ) -> Decisions:

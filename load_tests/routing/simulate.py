@@ -12,6 +12,7 @@ from itertools import count
 from deployments.replica_info import Load
 from deployments.router.policies.base import Policy, ReplicaView, RouteHint
 from deployments.router.prefixes import PrefixIndex
+from engine.stats import nearest_rank
 from load_tests.routing.workloads import Call, Workload
 
 _NEWS_S = 0.05  # how old a replica's word on its load may be
@@ -42,7 +43,7 @@ class Outcome:
     idle_while_queued_s: float
 
     def ttft(self, q: float) -> float:
-        return self.ttft_s[min(len(self.ttft_s) - 1, int(q * len(self.ttft_s)))]
+        return nearest_rank(self.ttft_s, q)
 
 
 def imbalance(values: Sequence[float]) -> float:
