@@ -1,13 +1,24 @@
-"""CPU time of a process tree, from /proc. Linux only."""
+"""A tree of processes: its CPU time, from /proc, and its end with the one that started it. Linux only."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)  # not first in a child between fork and exec, where it may not take locks
+
+
+def end_with_parent() -> None:
+    """A `preexec_fn`: the child gets SIGTERM when the thread that starts it ends, however that ends."""
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def below(root: int) -> list[int]:

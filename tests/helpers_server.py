@@ -18,6 +18,8 @@ import httpx
 import openai
 from prometheus_client.parser import text_string_to_metric_families
 
+from load_tests.processes import end_with_parent
+
 ROOT = Path(__file__).parents[1]
 MODEL = "smollm2-135m-instruct"
 KEY = "sk-demo-sluicegate"
@@ -85,7 +87,9 @@ class Server:
         sets = [part for setting in settings for part in ("--set", setting)]
         command = [*SLUICE, "serve", "--config", config, "--port", str(port), *sets]
         with log.open("wb") as out:
-            process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, start_new_session=True)
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdout=out, stderr=out, start_new_session=True, preexec_fn=end_with_parent
+            )
         server = cls(process, port, log)
         try:
             server._watch_it_start()

@@ -23,6 +23,7 @@ _PREFIX = "sluice-"  # short: paths of unix sockets below it must stay under 107
 _OBJECT_STORE_BYTES = 100 * 2**20  # requests and tokens travel by gRPC, not through the object store
 _ERROR_EVENT_S = 5.0
 _END_GRACE_S = 3.0
+_STARTS = 2
 
 
 class StartError(Exception):
@@ -37,33 +38,43 @@ class LocalRay:
         self._num_cpus = num_cpus
         self._dir: Path | None = None
         self._apps: list[str] = []
-        self.metrics_port = free_port()
+        self.metrics_port = 0  # known after start()
 
     @property
     def logs(self) -> str:
         return f"{self._dir}/session_latest/logs/serve"
 
     def start(self) -> None:
-        """Raises StartError."""
+        """Raises StartError. Tries again where Ray fails: it picks ports for its daemons before these bind them, and
+        when somebody else is quicker, its node ends without a word."""
         remove_stale()
         self._dir = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir="/tmp"))
         if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
             _set_defaults(haproxy_env(f"{self._dir}/h", free_port(), free_port()))
+        fault = ""
+        for _ in range(_STARTS):
+            try:
+                self._init()
+                return
+            except Exception as error:  # Ray raises bare ones too
+                fault = next(iter(str(error).splitlines()), repr(error))
+            _end()
+        raise StartError(f"Ray did not start: {fault}")
+
+    def _init(self) -> None:
         import ray
 
-        try:
-            ray.init(
-                address="local",
-                num_cpus=self._num_cpus,
-                include_dashboard=False,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                _temp_dir=str(self._dir),
-                _metrics_export_port=self.metrics_port,
-            )
-        except (RuntimeError, ValueError, OSError) as error:
-            raise StartError(f"Ray did not start: {next(iter(str(error).splitlines()), error)}") from None
+        self.metrics_port = free_port()
+        ray.init(
+            address="local",
+            num_cpus=self._num_cpus,
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=str(self._dir),
+            _metrics_export_port=self.metrics_port,
+        )
 
     def deploy(self, raw: Mapping[str, Any]) -> None:
         """Hands `raw` to Serve the way `serve deploy` does; returns before the replicas are up."""
@@ -109,7 +120,6 @@ class LocalRay:
     def stop(self, drain_s: float | None) -> None:
         """Takes no new requests, lets running ones end for `drain_s` (None: there are none), then ends every process
         started here."""
-        import ray
         from ray.exceptions import RayError
 
         try:
@@ -117,8 +127,7 @@ class LocalRay:
                 with suppress(RayError):  # Ray has died meanwhile: there is nothing left to wait for
                     self._drain(drain_s)
         finally:
-            ray.shutdown()
-            processes.end_all(_END_GRACE_S)
+            _end()
             if self._dir is not None:
                 shutil.rmtree(self._dir, ignore_errors=True)
 
@@ -134,6 +143,14 @@ class LocalRay:
             replicas = [p for p in processes.descendants() if "ModelReplica" in processes.command(p)]
             processes.send(replicas, signal.SIGKILL)
             _gone(_ERROR_EVENT_S)
+
+
+def _end() -> None:
+    """Ends every process started here."""
+    import ray
+
+    ray.shutdown()
+    processes.end_all(_END_GRACE_S)
 
 
 def _gone(within_s: float) -> bool:

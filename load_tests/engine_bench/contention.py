@@ -15,6 +15,7 @@ from engine.types import SamplingParams
 from load_tests.engine_bench.base import Row, Table, ratio
 from load_tests.engine_bench.bench import Bench
 from load_tests.engine_bench.subject import GREEDY
+from load_tests.processes import end_with_parent
 
 # Ends with its parent, whatever becomes of that.
 _BUSY = """
@@ -70,7 +71,7 @@ def run(bench: Bench) -> list[Table]:
 @contextmanager
 def one_core_busy() -> Iterator[None]:
     """The last of the cores that this process may use is kept busy by a child."""
-    child = subprocess.Popen([sys.executable, "-c", _BUSY], stdout=subprocess.PIPE)
+    child = subprocess.Popen([sys.executable, "-c", _BUSY], stdout=subprocess.PIPE, preexec_fn=end_with_parent)
     try:
         os.sched_setaffinity(child.pid, {max(os.sched_getaffinity(0))})
         assert child.stdout is not None

@@ -18,6 +18,7 @@ from load_tests.errors import LoadError
 from load_tests.peers.base import Launch, PeerError
 from load_tests.peers.demo import CHECK_PROMPT, CHECK_TEXT, CHECK_TOKENS
 from load_tests.peers.install import tail
+from load_tests.processes import end_with_parent
 
 _STOP_S = 45.0
 _POLL_S = 0.25
@@ -31,7 +32,7 @@ def free_port() -> int:
 
 
 def start(launch: Launch, log: Path) -> subprocess.Popen[bytes]:
-    """In a process group of its own, for stop(). Its output goes to `log`."""
+    """In a process group of its own, for stop(); told to end when this process does. Its output goes to `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as out:
         return subprocess.Popen(
@@ -40,6 +41,7 @@ def start(launch: Launch, log: Path) -> subprocess.Popen[bytes]:
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=end_with_parent,
             env=os.environ | dict(launch.env),
         )
 

@@ -18,6 +18,8 @@ import pytest
 from helpers_server import CHAT, COMPLETIONS, KEY, MODEL, ROOT, SLUICE, WAIT_S, events, until
 from helpers_tls import Pair, self_signed
 
+from load_tests.processes import end_with_parent
+
 pytestmark = pytest.mark.ray
 
 ASK = {"model": MODEL, "prompt": "Count:", "max_tokens": 8, "ignore_eos": True}
@@ -40,7 +42,9 @@ def base(pair: Pair) -> Iterator[str]:
     command = [*SLUICE, "serve", "--config", "cluster_configs/tls.yaml", "--port", str(port), *sets]
     log = pair.cert.with_suffix(".log")
     with log.open("wb") as out:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, start_new_session=True)
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=out, stderr=out, start_new_session=True, preexec_fn=end_with_parent
+        )
     try:
 
         def ready() -> re.Match[str] | None:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -146,6 +147,28 @@ def test_nothing_of_the_group_outlives_the_server(tmp_path: Path) -> None:
         pid = int(child.read_text())
         os.kill(pid, 0)
     while _alive(pid):  # the file-wide time limit ends this when it never dies
+        time.sleep(0.01)
+
+
+def test_no_server_outlives_a_load_test_that_is_killed(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    code = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from load_tests.peers.base import Launch\n"
+        "from load_tests.peers.server import start\n"
+        "server = (sys.executable, '-c', 'import time; time.sleep(600)')\n"
+        f"print(start(Launch(server, 'demo', start_s=60.0), Path({str(log)!r})).pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+    ) as load_test:
+        assert load_test.stdout is not None
+        pid = int(load_test.stdout.readline())
+        assert _alive(pid)
+        load_test.kill()
+    while _alive(pid):
         time.sleep(0.01)
 
 

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from deployments.cli import processes
+from deployments.cli.local_ray import LocalRay, StartError
+
+
+class FailingRay:
+    """ray.init() that fails at first, as often as told, the way Ray does."""
+
+    def __init__(self, failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.failures = failures
+        self.settings: list[dict[str, Any]] = []
+        self.ended = 0
+        monkeypatch.setattr(ray, "init", self._init)
+        monkeypatch.setattr(ray, "shutdown", lambda: None)
+        monkeypatch.setattr(processes, "end_all", self._end_all)
+
+    def _init(self, **settings: Any) -> None:
+        self.settings.append(settings)
+        if len(self.settings) <= self.failures:
+            raise Exception("The current node timed out during startup.\nMore on that")
+
+    def _end_all(self, grace_s: float) -> None:
+        self.ended += 1
+
+
+def test_a_node_that_did_not_come_up_is_ended_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = FailingRay(1, monkeypatch)
+    node = LocalRay(num_cpus=2)
+    node.start()
+    assert len(failing.settings) == 2 and failing.ended == 1
+    assert failing.settings[1]["_metrics_export_port"] == node.metrics_port
+    assert failing.settings[0]["_temp_dir"] == failing.settings[1]["_temp_dir"]
+    node.stop(None)
+    assert failing.ended == 2 and not Path(failing.settings[1]["_temp_dir"]).exists()
+
+
+def test_one_that_never_comes_up_is_one_line_for_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = FailingRay(9, monkeypatch)
+    node = LocalRay(num_cpus=2)
+    with pytest.raises(StartError, match=r"^Ray did not start: The current node timed out during startup\.$"):
+        node.start()
+    assert len(failing.settings) == 2 and failing.ended == 2
+    node.stop(None)
+    assert not Path(failing.settings[0]["_temp_dir"]).exists()
