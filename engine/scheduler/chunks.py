@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from engine.kv.base import KVCache
+from engine.scheduler.awaited import Awaited
 from engine.scheduler.cost import StepCost
+from engine.scheduler.pace import Pace
 from engine.scheduler.queue import WaitingQueue
 from engine.scheduler.step import Step
 from engine.types import Sequence
@@ -32,17 +34,19 @@ def shortest_first(pending: Seq[int], room: int, favoured: int | None = None, sh
 
 
 class Chunks:
-    """Decodes have had their tokens; prompts get what StepCost leaves them beside those.
+    """Decodes have had their tokens; prompts get what Pace leaves them beside those.
 
-    More important classes come first, and do not spare the decodes of less important ones. In a class the shortest
-    come first. Before all that a quarter goes to the prompt that came first (by the queue's score), so that it ends
-    whatever keeps coming.
+    More important classes come first, and do not spare the decodes of less important ones. While they keep coming, less
+    important prompts take a small part of a step's time. In a class the shortest come first. Before all that a quarter
+    goes to the prompt that came first (by the queue's score), so that it ends whatever keeps coming.
     """
 
-    def __init__(self, kv: KVCache, queue: WaitingQueue, cost: StepCost) -> None:
+    def __init__(self, kv: KVCache, queue: WaitingQueue, cost: StepCost, pace: Pace) -> None:
         self._kv = kv
         self._queue = queue
         self._cost = cost
+        self._pace = pace
+        self._awaited = Awaited()
 
     def room(self, cls: int, step: Step) -> int:
         """Tokens that prompts of a class and of more important ones may take together in this step."""
@@ -54,12 +58,23 @@ class Chunks:
     def _room(self, cls: int, step: Step) -> int:
         class_of = self._queue.class_of
         spared = sum(class_of(seq) <= cls for seq in step.decodes)
-        if not spared:
+        prompts = [seq for seq in step.prompts if class_of(seq) <= cls]
+        chunks = self._cost.chunks(sum(seq.num_computed for seq in prompts), len(prompts))
+        if chunks is None:
             return step.budget
-        crowding = _FIRST * (step.num_prompts - 1) / spared
-        lacking = sum(seq.num_pending for seq in step.prompts if class_of(seq) <= cls)
-        wanted = lacking + self._queue.tokens_ahead(cls)
-        return self._cost.prompt_room(len(step.decodes), crowding, wanted, step.budget)
+        room = step.budget
+        if (awaited := self._awaited.tokens(cls - 1, step.now_s)) is not None:
+            room = self._pace.brief(chunks, awaited, room)
+        if spared:
+            crowding = _FIRST * (step.num_prompts - 1) / spared
+            ahead = self._queue.tokens_ahead(cls)
+            wanted = sum(seq.num_pending for seq in prompts) + ahead
+            lesser_s = 0.0
+            if len(prompts) < len(step.prompts) or ahead < self._queue.num_tokens:
+                awaited = self._awaited.tokens(cls, step.now_s)
+                lesser_s = 0.0 if awaited is None else self._pace.brief_s(awaited)
+            room = self._pace.room(len(step.decodes), chunks, crowding, wanted, room, lesser_s)
+        return room
 
     def has_room(self, seq: Sequence, pending: int, step: Step) -> bool:
         """Whether a newcomer that lacks `pending` tokens would get some of them in this step."""
@@ -78,6 +93,9 @@ class Chunks:
 
     def divide(self, step: Step) -> None:
         """Grant each prompt its chunk. One whose blocks are still being loaded waits for the next step."""
+        for seq in step.fresh:
+            if not seq.num_preemptions:
+                self._awaited.came(self._queue.class_of(seq), seq.num_pending, step.now_s)
         prompts = [seq for seq in step.prompts if not self._kv.loading(seq)]
         if not prompts:
             return

@@ -2,83 +2,101 @@
 
 from __future__ import annotations
 
-_WEIGHT = 0.2  # of the newest sample
-_PROMPT_WEIGHT = 0.4  # the same for what prompt tokens take, which grows with their context
+from collections.abc import Iterable
+from typing import NamedTuple
+
+_WEIGHT = 0.1  # of the newest step that only decodes
+_LESS_WEIGHT = 0.4  # the same if it is shorter than those before: what disturbs steps makes them longer
+_PROMPT_WEIGHT = 0.4  # of the newest step with prompts
 _MOST = 2.0  # one sample moves an estimate as if it were no more than this many times off
-_LEAST_TOKENS = 4  # of prompts in a step, so that they always get on
-_UNSEEN_S = 0.002  # nobody reading a stream notices so much more in a step
-_FEW_TOKENS = 16  # fewer in a step cost much more each: all of them read the whole context that is before them
-_PAUSED = 1.2  # times as long as slowdown allows: a step that a reader may notice
-_RESTED = 22  # steps from one pause to the next, so that 19 of 20 gaps between a stream's tokens are none
-_PAUSE_S = 0.25  # at most
+_UNITS = (1, 16, 1024, 16 * 1024)  # of _Features: sizes at which each tells about as much as the others
+_Features = tuple[float, float, float, float]
+
+
+class ChunkCost(NamedTuple):
+    """Seconds that chunks of prompts add to a step: `fixed_s`, however few tokens they have, and `token_s` for each."""
+
+    fixed_s: float
+    token_s: float
+
+    def seconds(self, num_tokens: int) -> float:
+        return self.fixed_s + num_tokens * self.token_s
+
+    def tokens(self, seconds: float, most: int) -> int:
+        """How many of `most` fit; negative if not even the fixed part does."""
+        left_s = seconds - self.fixed_s
+        if left_s < 0:
+            return -1
+        return most if left_s >= most * self.token_s else int(left_s / self.token_s)
 
 
 class StepCost:
-    """Two numbers that change slowly: seconds of a step that only decodes, by the power of two of how many, and
-    seconds that a prompt token adds. (A token costs more late in a long prompt, and more in small chunks than in
-    large ones; the estimate follows where the work is.) None until there was such a step.
+    """Seconds of a step that only decodes, by the power of two of how many; and what chunks of prompts add to a step:
+    a base, so much for each token, for each token of the context before a chunk (all of it is read for even one
+    token), and for each pair of the two."""
 
-    `slowdown`: how many times as long prompts may make a step as decoding alone is."""
-
-    def __init__(self, slowdown: float) -> None:
-        self._slowdown = slowdown
+    def __init__(self) -> None:
         self._decode_s: dict[int, float] = {}
-        self._added_s: float | None = None  # by a token to a step that also decodes
-        self._alone_s: float | None = None  # by a token of a step of prompts alone
-        self._rested = _RESTED  # steps since the last pause of those that decode, or more than so many
+        self._chunks = _Fit()
 
-    def observe(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
-        """One step. Of no use for an estimate if its clock stood still."""
-        decode_s = self.decode_s(num_decodes)
-        if num_decodes:
-            paused = num_prompt_tokens and decode_s and seconds > _PAUSED * self._slowdown * decode_s
-            self._rested = 0 if paused else min(self._rested + 1, _RESTED)
+    def observe(self, num_decodes: int, chunks: Iterable[tuple[int, int]], seconds: float) -> None:
+        """One step; `chunks`: the context before each and its tokens. Of no use if its clock stood still."""
         if seconds <= 0:
             return
-        if not num_prompt_tokens:
+        decode_s = self.decode_s(num_decodes)
+        tokens = context = pairs = 0
+        for start, count in chunks:
+            tokens, context, pairs = tokens + count, context + start, pairs + start * count
+        if not tokens:
             size = num_decodes.bit_length()
-            self._decode_s[size] = _blend(self._decode_s.get(size), seconds, _WEIGHT)
-        elif not num_decodes:
-            self._alone_s = _blend(self._alone_s, seconds / num_prompt_tokens, _PROMPT_WEIGHT)
-        elif decode_s is not None:
-            added = max(seconds - decode_s, 0.1 * seconds)
-            self._added_s = _blend(self._added_s, added / num_prompt_tokens, _PROMPT_WEIGHT)
+            old = self._decode_s.setdefault(size, seconds)
+            self._decode_s[size] += (_WEIGHT if seconds > old else _LESS_WEIGHT) * (_clamp(seconds, old) - old)
+        elif not num_decodes or decode_s is not None:
+            added = max(seconds - (decode_s or 0.0), 0.1 * seconds)
+            self._chunks.learn(_features(num_decodes, tokens, context, pairs), added)
 
     def decode_s(self, num_decodes: int) -> float | None:
-        """A step that decodes so many. For a number not met yet that of the nearest one met."""
+        """A step that decodes so many, none: the least met. For a number not met yet that of the nearest one met;
+        None until there was any."""
         size = num_decodes.bit_length()
         nearest = min(self._decode_s, key=lambda known: abs(known - size), default=None)
         return None if nearest is None else self._decode_s[nearest]
 
-    @property
-    def recompute_s(self) -> float | None:
+    def chunks(self, context: int, count: int = 1) -> ChunkCost | None:
+        """Of `count` prompts with so many tokens of context together. None until there was a chunk."""
+        return self._chunks.of(context, context / max(1, count)) if self._chunks.seen else None
+
+    def token_s(self, context: int) -> float | None:
         """A prompt token, at the rate of a step full of them."""
-        return self._added_s if self._alone_s is None else self._alone_s
-
-    def prompt_room(self, num_decodes: int, crowding: float, wanted: int, budget: int) -> int:
-        """How many of `budget` tokens prompts, which lack `wanted`, may take in a step that also decodes.
-
-        The step may become `slowdown` times what decoding alone takes: of the time, prompts then have the share
-        (slowdown - 1) / slowdown. With `crowding` above 1 it may become longer in proportion: so much more weighs what
-        waits for a first token than what waits for its next.
-
-        Where that is only a few tokens, which are dear, prompts get none until either they would all be done or
-        they have the time of many steps to take at once: streams pause now and then instead of being slow always.
-        """
-        decode_s = self.decode_s(num_decodes)
-        token_s = self._alone_s if self._added_s is None else self._added_s
-        if decode_s is None or token_s is None:
-            return budget
-        share_s = max((self._slowdown * max(1.0, crowding) - 1) * decode_s, _UNSEEN_S)
-        if share_s < _FEW_TOKENS * token_s and _RESTED * share_s < 2 * _PAUSE_S:
-            share_s = min(self._rested * share_s, _PAUSE_S)
-            if self._rested < _RESTED and share_s < wanted * token_s:
-                return 0
-        room = share_s / token_s
-        return budget if room >= budget else min(budget, max(int(room), _LEAST_TOKENS))
+        cost = self.chunks(context)
+        return None if cost is None else cost.token_s
 
 
-def _blend(old: float | None, new: float, weight: float) -> float:
-    if old is None:
-        return new
-    return old + weight * (min(max(new, old / _MOST), old * _MOST) - old)
+class _Fit:
+    """Weights of the features, none negative. Each sample moves them by the least that takes them part of the way to
+    it, so that steps that are all alike say nothing about others, and nothing is forgotten for lack of news."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        self._weights = [0.0] * len(_UNITS)
+
+    def learn(self, features: _Features, seconds: float) -> None:
+        guess = sum(w * x for w, x in zip(self._weights, features, strict=True))
+        aim = _clamp(seconds, guess) if self.seen else seconds
+        gain = (aim - guess) * (_PROMPT_WEIGHT if self.seen else 1.0) / sum(x * x for x in features)
+        self._weights = [max(0.0, w + gain * x) for w, x in zip(self._weights, features, strict=True)]
+        self.seen = True
+
+    def of(self, context: float, context_of_token: float) -> ChunkCost:
+        base, token, ahead, pair = (w / unit for w, unit in zip(self._weights, _UNITS, strict=True))
+        return ChunkCost(base + ahead * context, token + pair * context_of_token)
+
+
+def _features(num_decodes: int, tokens: int, context: int, pairs: int) -> _Features:
+    """The base of a step that decodes nothing is not what chunks add."""
+    one, token, ahead, pair = _UNITS
+    return min(1, num_decodes) / one, tokens / token, context / ahead, pairs / pair
+
+
+def _clamp(sample: float, estimate: float) -> float:
+    return min(max(sample, estimate / _MOST), estimate * _MOST)

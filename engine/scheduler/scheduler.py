@@ -12,6 +12,7 @@ from engine.scheduler.chunks import Chunks
 from engine.scheduler.cost import StepCost
 from engine.scheduler.deadlines import Deadlines, DrainRate
 from engine.scheduler.intake import Intake
+from engine.scheduler.pace import Pace
 from engine.scheduler.queue import QUEUES, WaitingQueue
 from engine.scheduler.seats import Seats
 from engine.scheduler.step import Step, slices
@@ -67,10 +68,11 @@ class Scheduler:
         self._eos_ids = eos_ids
         self._budget = config.max_num_batched_tokens
         self._fair = config.fair_sharing
-        self._cost = StepCost(config.max_decode_slowdown)
+        self._cost = StepCost()
+        self._pace = Pace(config.max_decode_slowdown, self._cost)
         self._queue: WaitingQueue = QUEUES.get(config.scheduling_policy)(config)
         self._seats = Seats(config, kv, self._queue, self._cost, copy_s)
-        self._chunks = Chunks(kv, self._queue, self._cost)
+        self._chunks = Chunks(kv, self._queue, self._cost, self._pace)
         self._admission = Admission(config, kv, self._queue, self._seats, self._chunks)
         self._deadlines = Deadlines()
         self._drain = DrainRate()
@@ -123,7 +125,7 @@ class Scheduler:
         self._intake.check(seq)
         self._live[seq.seq_id] = seq
         self._queue.push(seq)
-        self._deadlines.add(seq, self._cost.recompute_s)
+        self._deadlines.add(seq, self._cost.token_s(0))
 
     def finish(self, seq_id: int, reason: FinishReason) -> Sequence | None:
         """End a sequence wherever it stands, also while its step runs; None if it is not live (any more).
@@ -147,14 +149,14 @@ class Scheduler:
     def missed(self, now_s: float) -> list[Sequence]:
         """Waiting sequences that cannot have their first token by their deadline. Each is named once; the caller
         ends it."""
-        return self._deadlines.missed(now_s, self._cost.recompute_s, self._lacking)
+        return self._deadlines.missed(now_s, self._cost.token_s(0), self._lacking)
 
     def schedule(self, now_s: float) -> StepPlan | None:
         """The next step, or None when nothing is live. The caller must update() it before the next call, or,
         if it failed, finish() all its sequences."""
         if lost := self._in_flight:
             assert not any(piece.seq_id in self._live for piece in lost.slices), "the last plan was not updated"
-        step = Step(self._budget)
+        step = Step(self._budget, now_s)
         self._serve_decodes(step)
         if self._queue:
             self._drain_and_admit(step, now_s)
@@ -290,15 +292,17 @@ class Scheduler:
         return tuple(_announcement(seq) for seq in new)
 
     def _observe(self, plan: StepPlan, seconds: float) -> None:
-        decodes = prompt_tokens = 0
+        decodes = 0
+        chunks: list[tuple[int, int]] = []
         for piece in plan.slices:
             n = len(piece.token_ids)
             if n == 1 or piece.num_drafts:
                 decodes += 1
             else:
-                prompt_tokens += n
-        if decodes or prompt_tokens:
-            self._cost.observe(decodes, prompt_tokens, seconds)
+                chunks.append((piece.start, n))
+        if decodes or chunks:
+            self._pace.observe(decodes, bool(chunks), seconds)
+            self._cost.observe(decodes, chunks, seconds)
 
     def _advance(self, seq: Sequence, piece: SeqSlice, got: SliceResult, now_s: float) -> SeqUpdate | None:
         assert bool(got.token_ids) == piece.sample, f"sequence {seq.seq_id}: sampled {got.token_ids}, not as planned"

@@ -101,7 +101,7 @@ class Seats:
             return self._mode == "swap"
         if self._caching and seq.request.sampling.prompt_logprobs is None and self._kv.num_free > self._kv.held(seq):
             return False
-        token_s = self._cost.recompute_s
+        token_s = self._cost.token_s(seq.num_computed // 2)  # on average
         return token_s is None or 2 * self._copy_s * self._kv.held(seq) < token_s * seq.num_computed
 
 

@@ -18,6 +18,7 @@ class Step:
     """
 
     budget: int
+    now_s: float
     grants: dict[Sequence, int] = field(default_factory=dict)
     decodes: list[Sequence] = field(default_factory=list)
     prompts: list[Sequence] = field(default_factory=list)

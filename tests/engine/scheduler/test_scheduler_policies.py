@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from helpers_scheduler import VOCAB, World
 from hypothesis import given
@@ -10,7 +12,6 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.errors import ConfigError, DeadlineError, QueueFullError
 from engine.scheduler.chunks import shortest_first
-from engine.scheduler.cost import StepCost
 from engine.scheduler.priority import ByPriority
 from engine.types import FinishReason, GenerateRequest, Phase, Sequence, StepPlan
 
@@ -303,51 +304,6 @@ def test_all_room_is_divided_and_nobody_gets_more_than_it_lacks(
 # ------------------------------------------------------------------------------------------- decodes beside prompts
 
 
-def test_a_step_beside_decodes_is_as_long_as_allowed() -> None:
-    cost = StepCost(2.5)
-    assert cost.prompt_room(8, 1, 999, 512) == 512, "nothing is known yet"
-    cost.observe(8, 0, 0.020)
-    cost.observe(0, 512, 0.512)
-    assert cost.prompt_room(8, 1, 999, 512) == 30
-    assert cost.prompt_room(8, 2, 999, 512) == 80, "more wait for a first token than for their next"
-    for _ in range(50):
-        cost.observe(8, 30, 0.065)  # small chunks turn out dearer
-    assert cost.prompt_room(8, 1, 999, 512) == 20
-    cost.observe(8, 20, 60.0)  # one hiccup
-    assert cost.prompt_room(8, 1, 999, 512) >= 14
-    cost.observe(8, 15, 0.0)
-
-
-def test_prompts_always_get_on_and_may_have_no_limit() -> None:
-    for slowdown, room in ((1.0, 4), (float("inf"), 512)):
-        cost = StepCost(slowdown)
-        cost.observe(8, 0, 0.300)
-        cost.observe(8, 1, 0.900)
-        for _ in range(22):
-            cost.observe(8, 0, 0.300)
-        assert cost.prompt_room(8, 1, 999, 512) == room
-
-
-def test_a_few_tokens_a_step_are_saved_up_for_one_pause() -> None:
-    cost = StepCost(2.5)
-    cost.observe(1, 0, 0.004)
-    cost.observe(0, 100, 0.100)
-    assert cost.prompt_room(1, 1, 999, 512) == 132, "6 in each of 22 steps"
-    cost.observe(1, 132, 0.136)
-    assert cost.prompt_room(1, 1, 999, 512) == 0 == cost.prompt_room(1, 1, 1, 512)
-    for rested in range(1, 22):
-        cost.observe(1, 0, 0.004)
-        assert cost.prompt_room(1, 1, 999, 512) == 0
-        assert cost.prompt_room(1, 1, 6 * rested, 512) == 6 * rested, "nothing is left to save for"
-        assert cost.prompt_room(1, 1, 6 * rested + 1, 512) == 0
-    cost.observe(1, 0, 0.004)
-    assert cost.prompt_room(1, 1, 999, 512) == 132
-    cost.observe(1, 5, 0.009)
-    assert cost.prompt_room(1, 1, 999, 512) > 99, "that was no pause"
-    cost.observe(8, 0, 0.010)
-    assert cost.prompt_room(8, 1, 999, 512) <= 250, "no pause is longer than a quarter of a second"
-
-
 @pytest.mark.parametrize("token_s", [0.0005, 0.002])
 def test_streams_keep_their_pace_beside_a_long_prompt(token_s: float) -> None:
     def seconds(plan: StepPlan) -> float:
@@ -415,3 +371,32 @@ def test_many_prompts_weigh_more_than_the_streams_beside_them() -> None:
 
     alone = granted(8, 1)
     assert granted(8, 3) == alone < granted(8, 5) < granted(8, 9)
+
+
+def test_less_important_prompts_get_nothing_while_a_more_important_one_gets_nothing() -> None:
+    rng = random.Random(0)
+    world = World(
+        num_blocks=2000,
+        budget=256,
+        max_num_seqs=8,
+        caching=False,
+        max_model_len=1000,
+        max_num_waiting=10_000,
+        scheduling_policy="priority",
+        step_s=lambda plan: (
+            0.004 + sum(0.001 * n + 0.003 * (n > 1) for n in map(len, (s.token_ids for s in plan.slices)))
+        ),
+    )
+    first, most = [], 0
+    for _ in range(400):
+        if rng.random() < 0.4:
+            world.add(prompt(64, rng.randrange(99)), priority=1, max_tokens=12)
+        if rng.random() < 0.1:
+            first.append(world.add(prompt(64, rng.randrange(99)), max_tokens=12))
+        plan = world.step()
+        granted = {} if plan is None else {s.seq_id: len(s.token_ids) for s in plan.slices}
+        waits = any(seq.first_token_s is None and seq.seq_id not in granted for seq in first)
+        low = sum(n for seq_id, n in granted.items() if n > 1 and world.seqs[seq_id].request.priority)
+        assert not (waits and low)
+        most = max(most, low) if len(first) > 5 else 0
+    assert 10 < most < 30, "and they are brief"
