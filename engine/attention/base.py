@@ -18,7 +18,8 @@ from engine.select import Needs
 class AttentionShape:
     """One attention layer's numbers. `scale` multiplies q·k. `window` None: full causal attention; else a token sees
     the last `window`, itself included, and besides the first `sinks` of its sequence. Nothing between the two may be
-    read: those blocks may be another's by now."""
+    read: those blocks may be another's by now. `rounded`: beside a bfloat16 cache, q and the weights of V may be
+    rounded to bfloat16 too."""
 
     num_heads: int
     num_kv_heads: int
@@ -26,6 +27,7 @@ class AttentionShape:
     scale: float
     window: int | None = None
     sinks: int = 0
+    rounded: bool = False
 
 
 class AttentionBackend(Protocol):

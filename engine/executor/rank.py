@@ -20,7 +20,7 @@ from engine.models.locate import resolve
 from engine.parallel.group import SoloGroup, TPGroup
 from engine.runner.batch import build_batch
 from engine.runner.copies import BlockCopies, make_copies, seconds_per_block
-from engine.runner.graphs import DecodeGraphs
+from engine.runner.graphs import StepGraph
 from engine.runner.runner import Runner
 from engine.runner.sampler import Sampler
 from engine.select import Machine, choose
@@ -93,11 +93,13 @@ class Rank:
             copy_s = seconds_per_block(copies, num_host_slots)
         eos_ids = frozenset(spec.eos_ids)
         sampler = Sampler(spec.vocab_size, eos_ids, device)
-        graphs = None
+        graph = None
         if ours is not None and self._group.size == 1:
-            graphs = DecodeGraphs(model, storage.layers, ours, config.max_num_seqs, max_model_len, config.block_size)
-        self._runner = Runner(model, storage, sampler, NoProposer(), config.block_size, device, graphs, copies)
-        _first_decode(self._runner)
+            widest = _widest_step(config, max_model_len)
+            sizes = (config.max_num_seqs, widest, max_model_len, config.block_size)
+            graph = StepGraph(model, storage.layers, ours, *sizes)
+        self._runner = Runner(model, storage, sampler, NoProposer(), config.block_size, device, graph, copies)
+        _first_steps(self._runner, min(config.max_num_batched_tokens, config.block_size, max_model_len))
         return Capacity(
             storage.num_blocks,
             max_model_len,
@@ -136,10 +138,12 @@ def _widest_step(config: EngineConfig, max_model_len: int) -> int:
     return min(config.max_num_batched_tokens, max_model_len)
 
 
-def _first_decode(runner: Runner) -> None:
-    """What only the first decode step of a process pays for, through the sampler to the token, is paid now."""
-    new = NewSequence(0, SamplingParams(max_tokens=1, temperature=0.0), seed=0, prompt=(0,))
-    runner.run(StepPlan(0, (SeqSlice(0, (0,), 0, (0,), sample=True),), (new,)))
+def _first_steps(runner: Runner, num_tokens: int) -> None:
+    """What only the first steps of a process pay for, through the sampler to the token, is paid now."""
+    prompt = (0,) * num_tokens
+    new = NewSequence(0, SamplingParams(max_tokens=1, temperature=0.0), seed=0, prompt=prompt)
+    runner.run(StepPlan(0, (SeqSlice(0, prompt, 0, (0,), sample=True),), (new,)))
+    runner.run(StepPlan(0, (SeqSlice(0, (0,), num_tokens - 1, (0,), sample=True),)))
     runner.run(StepPlan(0, (), finished=(0,)))
 
 

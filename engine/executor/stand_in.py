@@ -10,23 +10,22 @@ from engine.executor import settings
 from engine.executor.base import Capacity
 from engine.models.checkpoint import open_checkpoint
 from engine.models.locate import resolve
-from engine.types import SliceResult, StepPlan, StepResult
+from engine.types import SeqSlice, SliceResult, StepPlan, StepResult
 
 _TOKENS_OF_CACHE = 1 << 20  # when num_kv_blocks does not say: room costs nothing here
-_OWN_WORK_S = 0.02  # what the engine may do between two steps without making them longer
+_MAX_BEHIND_S = 0.1  # what later steps make good at most: a machine that stood still for longer did so
 
 
 class StandIn:
     """Passes for the configured model: its context, vocabulary and eos, from the file's metadata. A step sleeps for
-    `stand_in_step_ms`, or until what `stand_in_times` says is over since the last step ended: what the engine does
-    between two steps is then part of them. The next token depends on its position alone and is never an eos; there are
-    no logprobs."""
+    `stand_in_step_ms`, or what `stand_in_times` says, and then keeps to that on the whole, whatever the engine does
+    between two steps. The next token depends on its position alone and is never an eos; there are no logprobs."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._step_s = config.stand_in_step_ms / 1000
         self._times = config.stand_in_times
-        self._ended_s = 0.0  # when the last step was over, by monotonic()
+        self._due_s = 0.0  # when the last step should have been over, by monotonic()
         self._tokens: tuple[int, ...] = ()
 
     def start(self) -> Capacity:
@@ -61,14 +60,17 @@ class StandIn:
         return future
 
     def _pace(self, plan: StepPlan, times: StepTimes) -> None:
-        """By absolute times, so that sleeping too long once does not add up. A step of new sequences alone comes after
-        a pause."""
+        """What the engine does between steps, and what sleeping takes beyond its time, steps with prompts make good:
+        the shortest step tells the engine what is fixed in each, so that decodes alone are never hurried. A step of new
+        sequences alone comes after a pause."""
         now_s = time.monotonic()
+        took_s = step_s(plan, times)
         new = {sequence.seq_id for sequence in plan.new}
         goes_on = any(s.seq_id not in new for s in plan.slices)
-        began_s = max(self._ended_s, now_s - _OWN_WORK_S) if goes_on else now_s
-        self._ended_s = began_s + step_s(plan, times)
-        time.sleep(max(0.0, self._ended_s - now_s))
+        behind_s = min(max(0.0, now_s - self._due_s), _MAX_BEHIND_S) if goes_on else 0.0
+        hurry_s = min(behind_s, took_s / 2) if any(_prompt_tokens(s) for s in plan.slices) else 0.0
+        self._due_s = now_s - behind_s + took_s
+        time.sleep(took_s - hurry_s)
 
     def check_health(self) -> None:
         """There is nothing to lose."""
@@ -78,12 +80,17 @@ class StandIn:
 
 
 def step_s(plan: StepPlan, times: StepTimes) -> float:
-    """What the model that `times` describes would take. A slice of one token, drafts apart, decodes."""
+    """What the model that `times` describes would take."""
     took_s = times.base_s
     for s in plan.slices:
-        tokens = len(s.token_ids)
-        if tokens - s.num_drafts > 1:
+        if tokens := _prompt_tokens(s):
             took_s += tokens * (times.prefill_token_s + times.prefill_pair_s * (s.start + tokens / 2))
         else:
-            took_s += times.decode_seq_s + times.decode_context_s * (s.start + tokens)
+            took_s += times.decode_seq_s + times.decode_context_s * (s.start + len(s.token_ids))
     return took_s
+
+
+def _prompt_tokens(part: SeqSlice) -> int:
+    """A slice of one token, drafts apart, decodes, and has none."""
+    tokens = len(part.token_ids)
+    return tokens if tokens - part.num_drafts > 1 else 0

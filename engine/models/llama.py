@@ -63,6 +63,7 @@ class LlamaModel:
                 scale=spec.head_dim**-0.5,
                 window=window if window is not None and window < max_model_len else None,
                 sinks=spec.attention_sinks,
+                rounded=weights.rounded,
             )
             if shape not in self._backends:
                 self._backends[shape] = attention(shape, block_size, kernels)

@@ -33,6 +33,7 @@ class Weights:
 
     Names are canonical, without ".weight". `dtype` is the activations'; `native` and `weight_dtype` are
     format_for's. `fixed`: products have shapes that do not depend on the batch, where `native` does not see to that.
+    `rounded`: float products are of bfloat16, whatever the activations are between them.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Weights:
         self.group = group
         self.dtype = dtype
         self.device = device
+        self.rounded = torch.bfloat16 in (dtype, weight_dtype)
         self._checkpoint = checkpoint
         self._names = frozenset(checkpoint.names())
         self._native = native

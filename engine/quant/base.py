@@ -85,14 +85,15 @@ def format_for(
 ) -> QuantFormat:
     """The format of a checkpoint tensor (StoredTensor.format: "none", or a ggml type such as "q4_1") for
     activations in `dtype`. `native`: the compiled CPU kernels to use, if any. `weight_dtype`: what float weights
-    are kept and multiplied in by those; None: `dtype`."""
+    are kept and multiplied in by those, None: `dtype`; with bfloat16, activations beside weights of 4 bits may be
+    rounded as coarsely too."""
     if stored_format == "none":
         from engine.quant.none import Unquantized
 
         return Unquantized(dtype, native, weight_dtype)
     from engine.quant.gguf import Gguf
 
-    return Gguf(stored_format, dtype, native)
+    return Gguf(stored_format, dtype, native, narrow=weight_dtype is torch.bfloat16)
 
 
 def fuse(specs: Mapping[str, ParamSpec], parts: Sequence[Stored]) -> dict[str, Tensor]:

@@ -11,9 +11,9 @@ from engine.errors import ConfigError
 from engine.kv.storage import KVStorage
 from engine.kv.transfer import Layers
 from engine.models import Model
-from engine.runner.batch import ForwardBatch, build_batch
+from engine.runner.batch import build_batch
 from engine.runner.copies import BlockCopies
-from engine.runner.graphs import DecodeGraphs
+from engine.runner.graphs import StepGraph
 from engine.runner.sampler import Sampler
 from engine.runner.threads import one_torch_thread
 from engine.spec.base import Proposer
@@ -34,7 +34,7 @@ class Runner:
         proposer: Proposer,
         block_size: int,
         device: torch.device,
-        graphs: DecodeGraphs | None = None,
+        graph: StepGraph | None = None,
         copies: BlockCopies | None = None,
     ) -> None:
         self._model = model
@@ -43,7 +43,7 @@ class Runner:
         self._proposer = proposer
         self._block_size = block_size
         self._device = device
-        self._graphs = graphs
+        self._graph = graph
         self._copies = copies
         self._known: dict[int, NewSequence] = {}
 
@@ -63,17 +63,18 @@ class Runner:
             self._copies.run(plan.stores, plan.loads, plan.moves)
         if not plan.slices:
             return StepResult(plan.step_id, ())
-        if self._graphs is not None and (logits := self._graphs.logits(plan.slices)) is not None:
-            return StepResult(plan.step_id, self._decoded(plan.slices, logits))
-        batch = build_batch(plan.slices, self._block_size, self._device)
-        hidden = self._model.forward(batch, self._storage.layers)
+        hidden = None if self._graph is None else self._graph.hidden(plan.slices)
+        captured = None if hidden is None else self._graph
+        if hidden is None:
+            batch = build_batch(plan.slices, self._block_size, self._device)
+            hidden = self._model.forward(batch, self._storage.layers)
         ends = _ends(plan.slices)
         prompt_logprobs = {
             i: self._prompt_logprobs(s, hidden[end - len(s.token_ids) : end])
             for i, (s, end) in enumerate(zip(plan.slices, ends, strict=True))
             if self._known[s.seq_id].sampling.prompt_logprobs is not None
         }
-        sampled = self._sample(plan.slices, ends, hidden, batch)
+        sampled = self._sample(plan.slices, ends, hidden, captured)
         results = []
         for i, s in enumerate(plan.slices):
             token, logprob = sampled.get(s.seq_id, (None, None))
@@ -114,11 +115,6 @@ class Runner:
         if self._copies is not None:
             self._copies.run((), ())
 
-    def _decoded(self, slices: Seq[SeqSlice], logits: Tensor) -> tuple[SliceResult, ...]:
-        """Every slice sampled after its one token. (A prompt has no token left to score there.)"""
-        sampled = self._sampler.sample([s.seq_id for s in slices], [s.start + 1 for s in slices], logits)
-        return tuple(SliceResult((token,), () if logprob is None else (logprob,)) for token, logprob in sampled)
-
     def _register(self, plan: StepPlan) -> None:
         self._sampler.forget(plan.finished)
         self._proposer.forget(plan.finished)
@@ -129,18 +125,23 @@ class Runner:
             self._sampler.add(new)
 
     def _sample(
-        self, slices: Seq[SeqSlice], ends: Seq[int], hidden: Tensor, batch: ForwardBatch
+        self, slices: Seq[SeqSlice], ends: Seq[int], hidden: Tensor, captured: StepGraph | None
     ) -> dict[int, tuple[int, TokenLogprob | None]]:
-        """The next token of every sampling slice, by seq_id."""
+        """The next token of every sampling slice, by seq_id. `captured`: what gave `hidden`, if not the model."""
         chosen = [(s, end - 1) for s, end in zip(slices, ends, strict=True) if s.sample]
         if not chosen:
             return {}
-        if len(chosen) < hidden.shape[0]:
-            with one_torch_thread():
-                hidden = hidden[torch.tensor([row for _, row in chosen], device=self._device)]
+        rows = [row for _, row in chosen]
+        logits = captured.logits(hidden, rows) if captured else self._model.logits(self._take(hidden, rows))
         ids = [s.seq_id for s, _ in chosen]
         positions = [s.start + len(s.token_ids) for s, _ in chosen]
-        return dict(zip(ids, self._sampler.sample(ids, positions, self._model.logits(hidden)), strict=True))
+        return dict(zip(ids, self._sampler.sample(ids, positions, logits), strict=True))
+
+    def _take(self, hidden: Tensor, rows: Seq[int]) -> Tensor:
+        if len(rows) == hidden.shape[0]:
+            return hidden
+        with one_torch_thread():
+            return hidden[torch.tensor(rows, device=self._device)]
 
     def _prompt_logprobs(self, s: SeqSlice, hidden: Tensor) -> list[TokenLogprob]:
         """Of the prompt tokens that follow the slice's rows."""

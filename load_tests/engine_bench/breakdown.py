@@ -17,7 +17,7 @@ from engine.layers.embedding import Embedding
 from engine.layers.linear import Part
 from engine.live import LiveRequest
 from engine.registry import Registry
-from engine.runner.graphs import DecodeGraphs
+from engine.runner.graphs import StepGraph
 from engine.runner.sampler import Sampler
 from engine.scheduler.scheduler import Scheduler
 from engine.text.output import TextStream
@@ -126,7 +126,8 @@ def timed_methods() -> dict[Method, str]:
     methods: dict[Method, str] = {
         (Part, "__call__"): "gemm",
         (Embedding, "__call__"): "kernels",
-        (DecodeGraphs, "logits"): REPLAY,
+        (StepGraph, "hidden"): REPLAY,
+        (StepGraph, "logits"): REPLAY,
         (Sampler, "sample"): "sampling",
         (Scheduler, "schedule"): "scheduling",
         (Scheduler, "update"): "scheduling",

@@ -64,6 +64,7 @@ PEERS: Registry[Peer] = Registry(
     {
         "sluicegate": "load_tests.peers.ours:Bf16",
         "sluicegate-q4": "load_tests.peers.ours:Q4",
+        "sluicegate-q4-exact": "load_tests.peers.ours:Q4Exact",
         "vllm": "load_tests.peers.vllm:Vllm",
         "vllm-2c": "load_tests.peers.vllm:VllmAllCores",
         "llamacpp": "load_tests.peers.llamacpp:Q4",

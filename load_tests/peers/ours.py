@@ -31,8 +31,8 @@ class _Ours:
         )
         return f"{version('sluicegate')} {git.stdout.strip()}".strip()
 
-    def launch_model(self, model: Path, port: int) -> Launch:
-        command = ("serve", str(model), "--port", str(port), "--name", "demo")
+    def launch_model(self, model: Path, port: int, *more: str) -> Launch:
+        command = ("serve", str(model), "--port", str(port), "--name", "demo", *more)
         return Launch((*SLUICE, *command), "demo")
 
 
@@ -42,7 +42,14 @@ class Bf16(_Ours):
 
 
 class Q4(_Ours):
-    """The file's own 4-bit weights, kept in 4 bits."""
+    """The file's own 4-bit weights, kept in 4 bits, with activations of 8 as llama.cpp has them."""
+
+    def launch(self, models: Models, port: int) -> Launch:
+        return self.launch_model(models.gguf, port, "--set", "engine.dtype=bfloat16")
+
+
+class Q4Exact(_Ours):
+    """As the file is served without being asked otherwise: every product that of the float32 model."""
 
     def launch(self, models: Models, port: int) -> Launch:
         return self.launch_model(models.gguf, port)

@@ -12,7 +12,7 @@ import torch
 from helpers_models import make_gguf
 
 from engine.kernels import cpu
-from engine.runner.graphs import DecodeGraphs
+from engine.runner.graphs import StepGraph
 from engine.types import NewSequence, SamplingParams, SeqSlice, StepPlan
 from load_tests.engine_bench import breakdown, contention, overhead, subject, throughput
 from load_tests.engine_bench.__main__ import main
@@ -88,7 +88,7 @@ def test_linear_layers_are_those_of_the_model(bench: Bench) -> None:
 def test_a_step_is_taken_apart_whether_it_is_replayed_or_not(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     found = breakdown.measure(bench.subject, 2, 1)
     assert found.replayed is cpu.available()
-    monkeypatch.setattr(DecodeGraphs, "logits", lambda self, slices: None)
+    monkeypatch.setattr(StepGraph, "hidden", lambda self, slices: None)
     eager = breakdown.measure(bench.subject, 2, 1)
     assert not eager.replayed
     for shares in (found.shares, eager.shares):

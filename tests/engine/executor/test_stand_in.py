@@ -11,7 +11,7 @@ from engine.config import EngineConfig, StepTimes
 from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.executor.base import EXECUTORS
-from engine.executor.stand_in import step_s
+from engine.executor.stand_in import StandIn, step_s
 from engine.types import SamplingParams, SeqSlice, StepPlan
 
 CONFIG = EngineConfig(
@@ -74,3 +74,22 @@ def test_paced_steps_take_their_time_together_with_the_engines_own_work() -> Non
     assert time.thread_time() - cpu < 0.2
     with pytest.raises(ConfigError, match="decode_seq_s must be at least 0, got -1"):
         StepTimes(0.01, decode_seq_s=-1)
+
+
+def test_decodes_are_never_hurried_and_prompts_make_good_what_was_lost() -> None:
+    """The engine takes the shortest step without a prompt for what is fixed in all of them."""
+    executor = StandIn(replace(CONFIG, stand_in_times=StepTimes(0.01, 0.001)))
+    executor.start()
+    decode = StepPlan(0, (SeqSlice(0, (0,), 9, (), sample=True),))
+    prompt = StepPlan(0, (SeqSlice(0, (0,) * 40, 60, (), sample=False),))
+    asked = []
+    for plan in (decode, decode, prompt):
+        began = time.perf_counter()
+        executor.submit(plan)
+        asked.append(time.perf_counter() - began)
+        time.sleep(0.005)  # the engine's own work
+    assert min(asked[:2]) >= 0.01
+    assert asked[2] >= 0.025  # half of its time at least
+    whole = executor._due_s
+    executor.submit(decode)
+    assert executor._due_s == pytest.approx(whole + 0.01)

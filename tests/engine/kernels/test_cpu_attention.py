@@ -23,6 +23,7 @@ class Case:
     window: int | None = None
     kv_dtype: torch.dtype = torch.float32
     sinks: int = 0
+    rounded: bool = False
 
 
 CASES = [
@@ -34,6 +35,12 @@ CASES = [
     Case(2, 1, 256, 32, window=70, kv_dtype=torch.bfloat16),
     Case(6, 2, 128, 1, kv_dtype=torch.float16),
     Case(50, 1, 16, 16),
+]
+ROUNDED = [
+    Case(9, 3, 64, 16, kv_dtype=torch.bfloat16, rounded=True),
+    Case(6, 3, 80, 16, window=37, kv_dtype=torch.bfloat16, sinks=21, rounded=True),
+    Case(4, 4, 16, 7, window=11, kv_dtype=torch.bfloat16, rounded=True),
+    Case(50, 1, 48, 32, kv_dtype=torch.bfloat16, rounded=True),
 ]
 
 
@@ -77,7 +84,7 @@ class Sequences:
             torch.tensor([end for _, _, end in slices], dtype=torch.int32),
             self.table[[b for b, _, _ in slices]].contiguous(),
         )
-        return kernels.paged_attention(q, k, v, self.kv, context, c.dim**-0.5, c.window, c.sinks)
+        return kernels.paged_attention(q, k, v, self.kv, context, c.dim**-0.5, c.window, c.sinks, c.rounded)
 
     def oracle(self, b: int) -> Tensor:
         """All rows of sequence b in float64."""
@@ -103,8 +110,16 @@ def test_close_to_float64(kernels, case):
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("case", ROUNDED, ids=str)
+def test_rounded_is_close_as_far_as_bfloat16_goes(kernels, case):
+    sequences = Sequences(case)
+    got = sequences.run(kernels, *last_rows())
+    want = torch.cat([sequences.oracle(b)[begin:end] for b, begin, end in last_rows()])
+    torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("case", CASES[:4], ids=str)
+@pytest.mark.parametrize("case", [*CASES[:4], *ROUNDED], ids=str)
 def test_a_row_does_not_depend_on_batch_or_chunks(kernels, case, threads):
     torch.set_num_threads(threads)
     whole = Sequences(case).run(kernels, *last_rows())
@@ -148,7 +163,7 @@ def test_every_build_gives_the_same_bits(kernels, native, case):
     assert torch.equal(Sequences(case).run(kernels, *last_rows()), Sequences(case).run(native, *last_rows()))
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.block_size % 16 == 0], ids=str)
+@pytest.mark.parametrize("case", [c for c in CASES + ROUNDED if c.block_size % 16 == 0], ids=str)
 def test_keys_by_feature_give_the_same_bits(kernels, case):
     usual, by_feature = Sequences(case), Sequences(case)
     k, v = by_feature.kv
@@ -160,14 +175,16 @@ def test_keys_by_feature_give_the_same_bits(kernels, case):
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize(("window", "sinks"), [(None, 0), (300, 0), (300, 260)])
-def test_a_long_context_is_shared_out_without_changing_a_bit(kernels, window, sinks):
+def test_a_long_context_is_shared_out_without_changing_a_bit(kernels, window, sinks, rounded):
     """Spans go to different threads if there is little else to share; a chunk walks them one by one."""
-    case, length = Case(6, 2, 32, 16, window=window, sinks=sinks), 1000
+    kv_dtype, tolerance = (torch.bfloat16, 2e-2) if rounded else (torch.float32, 1e-5)
+    case, length = Case(6, 2, 32, 16, window, kv_dtype, sinks, rounded), 1000
     sequences = Sequences(case, [length, 1], [1, 1])
     whole = sequences.run(kernels, (0, 0, length))
     want = sequences.oracle(0)
-    torch.testing.assert_close(whole.double(), want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(whole.double(), want, rtol=tolerance, atol=tolerance)
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         for at in (255, 256, 257, 600, 999):

@@ -21,12 +21,14 @@ def weight(out: int, features: int, bits: int, kind: str) -> tuple[torch.Tensor,
     return (codes, d, m) if kind == "minima" else (codes, d * 1.0001, m * 1.0001)
 
 
-def error_bound(x: torch.Tensor, codes: torch.Tensor, d: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
-    """Half a step of each group's 16-bit activations through |W|, plus float32 rounding once per group of
+def error_bound(
+    x: torch.Tensor, codes: torch.Tensor, d: torch.Tensor, m: torch.Tensor, most: int = 32767
+) -> torch.Tensor:
+    """Half a step of each group's activations, of 16 bits or 8, through |W|, plus float32 rounding once per group of
     terms of size (d code + |m|) |x|."""
     w = reference.dequantize(codes, d, m).abs()
     size = reference.dequantize(codes, d, m.abs())
-    step = x.view(x.shape[0], -1, 32).abs().amax(-1) / 32767
+    step = x.view(x.shape[0], -1, 32).abs().amax(-1) / most
     rounding = 2.0**-23 * (d.shape[1] + 8)
     return 0.5 * step.repeat_interleave(32, dim=1) @ w.T + rounding * (x.abs() @ size.T)
 
@@ -42,6 +44,29 @@ def test_close_to_float64(kernels, shape, bits, kind):
         x = torch.randn(rows, shape[1]) * torch.logspace(-3, 3, shape[1])
         error = (kernels.packed_linear(x, packed) - reference.packed_linear(x.double(), *wide)).abs()
         assert (error <= error_bound(x.double(), *wide)).all()
+
+
+@pytest.mark.parametrize("kind", ["symmetric", "minima", "wide"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_narrow_activations_are_close_to_float64(kernels, native, shape, kind):
+    stored = weight(*shape, 4, kind)
+    packed = pack_codes(*stored, 4)
+    wide = tuple(t.double() if t.is_floating_point() else t for t in stored)
+    for rows in ROWS:
+        x = torch.randn(rows, shape[1]) * torch.logspace(-3, 3, shape[1])
+        y = kernels.packed_linear(x, packed, narrow=True)
+        error = (y - reference.packed_linear(x.double(), *wide)).abs()
+        assert (error <= error_bound(x.double(), *wide, most=127)).all()
+        assert torch.equal(y, native.packed_linear(x, packed, narrow=True))
+        assert torch.equal(y[-1:], kernels.packed_linear(x[-1:], packed, narrow=True))
+
+
+def test_typical_error_of_narrow_activations(native):
+    stored = weight(64, 576, 4, "symmetric")
+    x = torch.randn(64, 576)
+    want = reference.packed_linear(x.double(), *(t.double() if t.is_floating_point() else t for t in stored))
+    error = native.packed_linear(x, pack_codes(*stored, 4), narrow=True) - want
+    assert error.norm() / want.norm() < 8e-3
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -115,14 +140,16 @@ def test_no_rows(kernels):
     assert kernels.packed_linear(torch.empty(0, 64), packed).shape == (0, 48)
 
 
-def test_zero_tiny_and_non_finite_activations(kernels):
-    packed = pack_codes(*weight(40, 96, 8, "symmetric"), 8)
+@pytest.mark.parametrize("narrow", [False, True])
+def test_zero_tiny_and_non_finite_activations(kernels, narrow):
+    bits = 4 if narrow else 8
+    packed = pack_codes(*weight(40, 96, bits, "symmetric"), bits)
     x = torch.randn(4, 96)
     x[0] = 0
     x[1] = 1e-38
     x[2, 50] = float("nan")
     x[3, 5] = float("inf")
-    y = kernels.packed_linear(x, packed)
+    y = kernels.packed_linear(x, packed, narrow=narrow)
     assert (y[0] == 0).all()
     assert y[1].isfinite().all()
     assert y[2].isnan().all()
@@ -145,5 +172,8 @@ def test_refuses_what_does_not_fit(native):
         native.packed_linear(torch.randn(2, 64, dtype=torch.bfloat16), packed)
     with pytest.raises(ValueError, match="48 output features"):
         native.packed_linear(torch.randn(2, 64), packed, torch.randn(47))
+    eight = pack_codes(*weight(48, 64, 8, "minima"), 8)
+    with pytest.raises(ValueError, match="narrow activations need a weight of 4 bits, got 8"):
+        native.packed_linear(torch.randn(2, 64), eight, narrow=True)
     with pytest.raises(ValueError, match="int64"):
         native.packed_rows(packed, torch.tensor([1], dtype=torch.int32))

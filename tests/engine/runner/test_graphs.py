@@ -1,4 +1,4 @@
-"""Captured decode steps against the same steps run eagerly, on small random models."""
+"""Captured steps against the same steps run eagerly, on small random models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _rank(path, **settings) -> Rank:
 
 def _eager(rank: Rank) -> Rank:
     """The same without captured steps."""
-    rank.runner._graphs = None
+    rank.runner._graph = None
     return rank
 
 
@@ -89,8 +89,11 @@ def test_same_bits_as_eager(tmp_path, arch, params, kind, dtype):
     rng = random.Random(0)
     for _ in range(60):
         ids = rng.sample(range(6), rng.randint(1, 6))
+        counts = [rng.choice((1, 1, 2, 9)) for _ in ids]  # more than one: as if it had been preempted
+        samples = [rng.random() < 0.8 for _ in ids]
         for s in (a, b):
-            s.step([s.slice(i) for i in ids])
+            slices = [s.slice(i, min(n, len(s.tokens[i]))) for i, n in zip(ids, counts, strict=True)]
+            s.step([piece._replace(sample=sample) for piece, sample in zip(slices, samples, strict=True)])
     assert a.results == b.results
     assert a.tokens == b.tokens
     assert all(
@@ -98,28 +101,26 @@ def test_same_bits_as_eager(tmp_path, arch, params, kind, dtype):
         for one, other in zip(captured.runner.storage.layers, eager.runner.storage.layers, strict=True)
         for x, y in zip(one, other, strict=True)
     )
-    assert set(captured.runner._graphs._graphs) == {1, 2, 3, 4, 5, 6}
+    assert captured.runner._graph._layers is not None and captured.runner._graph._head is not None
 
 
-def test_sizes_share_their_memory(tmp_path):
+def test_larger_steps_need_no_more_memory(tmp_path):
     rank = _rank(make_gguf(tmp_path))
+    pools = rank.runner._graph._layer_buffers, rank.runner._graph._head_buffers
+    before = [pool.nbytes for pool in pools]
     sequences = Sequences(rank.runner, 6, temperature=0.0)
-    sequences.step([sequences.slice(0)])
-    before = rank.runner._graphs._buffers.nbytes
     for count in range(1, 7):
         sequences.step([sequences.slice(i) for i in range(count)])
-    assert rank.runner._graphs._buffers.nbytes == before
+    assert [pool.nbytes for pool in pools] == before
 
 
-def test_other_steps_are_declined(tmp_path):
-    rank = _rank(make_gguf(tmp_path), max_num_seqs=2)
-    graphs = rank.runner._graphs
+def test_steps_that_are_too_large_are_declined(tmp_path):
+    graph = _rank(make_gguf(tmp_path), max_num_seqs=2, max_num_batched_tokens=8).runner._graph
     decode = SeqSlice(0, (5,), 3, (1,), sample=True)
     with torch.inference_mode():
-        assert graphs.logits((decode,)).shape == (1, VOCAB)
-        assert graphs.logits((decode._replace(sample=False),)) is None
-        assert graphs.logits((decode, decode._replace(seq_id=1, token_ids=(5, 6)))) is None
-        assert graphs.logits((decode,) * 3) is None
+        assert graph.hidden((decode, decode._replace(seq_id=1, token_ids=(5,) * 7))).shape == (8, 64)
+        assert graph.hidden((decode, decode._replace(seq_id=1, token_ids=(5,) * 8))) is None
+        assert graph.hidden((decode,) * 3) is None
 
 
 def test_prompt_logprobs_are_not_lost(tmp_path):
@@ -141,7 +142,7 @@ def test_prompt_logprobs_are_not_lost(tmp_path):
 def test_a_position_beyond_the_context_is_an_error(tmp_path):
     rank = _rank(make_gguf(tmp_path), max_model_len=64)
     with pytest.raises(EngineError, match="position 64 is beyond the context of 64"):
-        rank.runner._graphs.logits((SeqSlice(0, (5,), 64, (0, 1, 2, 3, 4), sample=True),))
+        rank.runner._graph.hidden((SeqSlice(0, (5, 6), 63, (0, 1, 2, 3, 4), sample=True),))
 
 
 def test_logits_that_are_not_finite_end_a_captured_step_too(tmp_path):

@@ -1,44 +1,16 @@
 // Paged causal attention: write this step's K and V to their slots, then attend every query row to its context.
 //
-// A context is walked in spans of 256 keys at fixed absolute positions, each in tiles of 64 with an online
-// softmax; a span starts afresh and spans are put together in order. So a long context can be shared out among
-// threads, and chunking, neighbours and threads do not change a bit.
-#include "attention_tile.h"
+// A context is walked in spans of 256 keys at fixed absolute positions, each in tiles of 64; a span has a softmax of
+// its own and spans are put together in order. So a long context can be shared out among threads, and chunking,
+// neighbours and threads do not change a bit.
+#include "attention_products.h"
 #include "parallel.h"
 
 namespace sluice {
 namespace {
 
-constexpr int kSpan = 256;
-static_assert(kSpan % kKeys == 0);
+constexpr int kTiles = kSpan / kKeys;
 constexpr int kRows = 48;  // query rows (positions x heads of one group) that share a tile of K and V
-
-struct Strides {  // of a cache, in elements
-    int64_t block, slot, head, feature;
-};
-
-// K has its features side by side, or (block_size a multiple of 16) a block's keys: then a feature of sixteen
-// keys is one vector and no tile needs transposing. V has its features side by side.
-template <class T>
-struct Cache {
-    T* data;
-    Strides strides;
-    int64_t block_size;
-    BFloat16* scales;  // of a slot's heads, if T has any
-
-    bool by_feature() const { return strides.feature != 1; }
-    // Where a slot's heads begin, from `data`.
-    int64_t slot(int64_t block, int64_t offset) const { return block * strides.block + offset * strides.slot; }
-};
-
-struct ScaleStrides {  // in elements
-    int64_t block, slot, head;  // all 0: one scale for all, which is given
-
-    bool fixed() const { return head == 0; }
-    int64_t at(int64_t block_id, int64_t offset, int64_t head_id) const {
-        return block_id * block + offset * slot + head_id * head;
-    }
-};
 
 struct Attention {
     const float *q, *k, *v;  // rows q_row, k_row, v_row floats apart, heads dense
@@ -55,6 +27,7 @@ struct Attention {
     int64_t window, sinks;  // window < 0: none, and so no sinks: the first keys, which every row sees
     double scale;
     float* out;  // [T, heads * head_dim] dense
+    int64_t rounded;  // q and the weights may be rounded to bfloat16 if K and V are such
     int64_t threads;
 };
 
@@ -88,67 +61,16 @@ struct Span {
     }
 };
 
-// Where the K and V of a tile's keys begin, for one head. Before `from` (and so before the oldest key that is
-// seen) nothing is known: what the window has passed may be another's by now.
-template <class T>
-struct Tile {
-    const T *keys[kKeys], *values[kKeys];
-    int from, to;
-
-    void find(const Cache<T>& kc, const Cache<T>& vc, const int32_t* table, int64_t head, int64_t start, int64_t end,
-              int64_t oldest) {
-        to = static_cast<int>(std::max<int64_t>(0, std::min<int64_t>(kKeys, end - start)));
-        from = static_cast<int>(std::max<int64_t>(0, oldest - start));
-        if (kc.by_feature()) from -= from % kLanes;  // a group begins in the block in which it ends
-        int64_t block = (start + from) / kc.block_size, offset = (start + from) % kc.block_size;
-        std::fill(keys, keys + from, nullptr);
-        for (int j = from; j < to; ++j) {
-            keys[j] = kc.data + kc.slot(table[block], offset) + head * kc.strides.head;
-            values[j] = vc.data + vc.slot(table[block], offset) + head * vc.strides.head;
-            if (++offset == kc.block_size) {
-                offset = 0;
-                ++block;
-            }
-        }
-        std::fill(keys + to, keys + kKeys, nullptr);
-    }
-
-    // What lies nowhere lies where it does in `other`.
-    void complete(const Tile& other) {
-        if (from == 0 && to == kKeys) return;
-        for (int j = 0; j < kKeys; ++j)
-            if (!keys[j]) keys[j] = other.keys[j], values[j] = other.values[j];
-    }
-};
-
-inline float bounded(float f) {  // NaN is taken for 0
-    return f != f ? 0.0f : std::min(0x1p127f, std::max(-0x1p127f, f));
-}
-
-// The largest magnitude of a head becomes the largest code. As engine.attention.kv_codec has it.
-template <class T>
-BFloat16 scale_for(const float* head, int64_t dim) {
-    float largest = 0.0f;
-    for (int64_t d = 0; d < dim; ++d) largest = std::max(largest, std::fabs(bounded(head[d])));
-    BFloat16 scale;
-    from_float(largest / T::kLargest, &scale);
-    return scale;
-}
-
-template <class T>
-void encode(const float* head, int64_t dim, BFloat16 scale, T* out, int64_t stride) {
-    const float divisor = to_float(scale);
-    for (int64_t d = 0; d < dim; ++d) {
-        const float code = divisor > 0.0f ? bounded(head[d]) / divisor : 0.0f;
-        from_float(std::min(T::kLargest, std::max(-T::kLargest, code)), out + d * stride);
-    }
-}
-
 template <class T>
 class Kernel {
    public:
     Kernel(const Attention& a, const Cache<T>& kc, const Cache<T>& vc)
-        : a_(a), kc_(kc), vc_(vc), dim_(a.head_dim), group_(a.heads / a.kv_heads) {}
+        : a_(a),
+          kc_(kc),
+          vc_(vc),
+          dim_(a.head_dim),
+          group_(a.heads / a.kv_heads),
+          products_(kc, a.head_dim, a.rounded != 0) {}
 
     void run() {
         const int64_t positions = std::max<int64_t>(1, kRows / group_);
@@ -274,70 +196,59 @@ class Kernel {
     // Attends the item's rows to one of its spans.
     void attend_span(const Item& item, int64_t span, const Item& following, Partial& out) const {
         const int rows = static_cast<int>(item.count * group_);
+        const Span keys(item, span);
+        const bool sinks = span < item.sink_spans();
+        const int32_t* table = a_.block_table + item.seq * a_.max_blocks;
+        const int64_t begin = std::max(keys.begin, keys.oldest / kKeys * kKeys);
+        const int count = static_cast<int>((std::max(keys.end - begin, int64_t{0}) + kKeys - 1) / kKeys);
+        // Blocks lie apart, which the hardware does not foresee: a tile's are asked for while the one before it is
+        // worked on; after the last one's keys come the first one's values, after its values the next keys.
+        Tile<T> tiles[kTiles], after;
+        for (int t = 0; t < count; ++t)
+            tiles[t].find(kc_, vc_, table, item.kv_head, begin + t * kKeys, keys.end, keys.oldest);
+        if (!sinks && keys.end < item.end())
+            after.find(kc_, vc_, table, item.kv_head, keys.end, item.end(), keys.oldest);
+        else
+            begin_of(following, after);
+
         thread_local Scratch scratch;
-        float* q = scratch.get<float>(rows * (dim_ + kKeys) + 2 * dim_ * kKeys);
-        float* scores = q + rows * dim_;              // [rows][64]
-        float* key_copy = scores + rows * kKeys;      // [dim][64]
-        float* value_copy = key_copy + dim_ * kKeys;  // [64][dim]
+        float* q = scratch.get<float>(rows * (dim_ + kSpan) + dim_ * kKeys);
+        float* scores = q + rows * dim_;        // [rows][256]
+        float* memory = scores + rows * kSpan;  // for a copy of a tile
         const V scale = splat(static_cast<float>(a_.scale));
         for (int r = 0; r < rows; ++r) {  // row r: position r / group, head r % group
             const float* source = a_.q + (item.row + r / group_) * a_.q_row + head(item, r) * dim_;
-            for (int64_t d = 0; d < dim_; d += kLanes) store(q + r * dim_ + d, mul(load(source + d), scale));
+            for (int64_t d = 0; d < dim_; d += kLanes)
+                products_.put_query(q, r * dim_ + d, mul(load(source + d), scale));
         }
         out.clear(rows, dim_);
 
-        // Few rows read the cache as it is; for many a copy pays that need not be converted again and again.
-        const bool direct = std::is_same_v<T, float> || rows <= kMaxRows;
-        const Span keys(item, span);
-        const bool sinks = span < item.sink_spans();
-        const int64_t last = sinks ? keys.end : item.end();
-        const int32_t* table = a_.block_table + item.seq * a_.max_blocks;
-        int64_t start = std::max(keys.begin, keys.oldest / kKeys * kKeys);
-        Tile<T> tile, next;
-        next.find(kc_, vc_, table, item.kv_head, start, last, keys.oldest);
-        for (; start < keys.end; start += kKeys) {
-            tile = next;
-            // Blocks lie apart, which the hardware does not foresee: ask for the next tile during this one.
-            next.find(kc_, vc_, table, item.kv_head, start + kKeys, last, keys.oldest);
-            Tile<T> ahead = next;
-            if (!next.to) begin_of(following, ahead);
-            ahead.complete(tile);
-
-            if (direct && kc_.by_feature()) {
-                score_groups(tile, rows, q, tile.keys, ahead.keys, kc_.strides.feature, scores);
-            } else {
-                const float* copy[kKeys];
-                copy_keys(tile, key_copy, copy);
-                score_groups(tile, rows, q, copy, copy, kKeys, scores);
-            }
-            float value_scales[kKeys];
-            if constexpr (kScaled<T>) {
-                float key_scales[kKeys];
-                find_scales(tile, table, item.kv_head, start, key_scales, value_scales);
-                scale_rows(rows, key_scales, scores);
-            }
-            for (int r = 0; r < rows; ++r) {
-                const int64_t at = item.position + r / group_;
-                const int high = static_cast<int>(std::min<int64_t>(tile.to, at + 1 - start));
-                const int64_t oldest = a_.window < 0 || sinks ? 0 : std::max(a_.sinks, at - a_.window + 1);
-                const int low = static_cast<int>(std::max<int64_t>(0, oldest - start));
-                const float alpha = soften(scores + r * kKeys, low, high, out.peak[r], out.total[r]);
-                if (alpha != 1.0f)
-                    for (int64_t d = r * dim_; d < (r + 1) * dim_; d += kLanes)
-                        store(out.acc + d, mul(load(out.acc + d), splat(alpha)));
-            }
-            if constexpr (kScaled<T>) scale_rows(rows, value_scales, scores);
-            if (direct) {
-                weigh_all(tile, rows, scores, tile.values, ahead.values, out.acc);
-            } else {
-                const float* copy[kKeys];
-                for (int j = tile.from; j < tile.to; ++j) {
-                    float* row = value_copy + j * dim_;
-                    for (int64_t d = 0; d < dim_; d += kLanes) store(row + d, load(tile.values[j] + d));
-                    copy[j] = row;
-                }
-                weigh_all(tile, rows, scores, copy, copy, out.acc);
-            }
+        float key_scales[kSpan], value_scales[kSpan];
+        for (int t = 0; t < count; ++t) {
+            const T* const* next = t + 1 < count ? tiles[t + 1].keys : tiles[0].values;
+            products_.score(tiles[t], rows, q, Lines<T>(next, tiles[t].keys), memory, scores + t * kKeys);
+            if constexpr (kScaled<T>)
+                find_scales(tiles[t], table, item.kv_head, begin + t * kKeys, key_scales + t * kKeys,
+                            value_scales + t * kKeys);
+        }
+        const int width = count * kKeys;
+        if constexpr (kScaled<T>) scale_rows(rows, width, key_scales, scores);
+        for (int r = 0; r < rows; ++r) {
+            const int64_t at = item.position + r / group_;
+            const int high = static_cast<int>(std::min(keys.end, at + 1) - begin);
+            const int64_t oldest = a_.window < 0 || sinks ? 0 : std::max(a_.sinks, at - a_.window + 1);
+            const int low = static_cast<int>(std::max<int64_t>(0, oldest - begin));
+            soften(scores + r * kSpan, width, low, high, out.peak[r], out.total[r],
+                   [&](float* row, int i, V weight) { products_.put_weight(row, i, weight); });
+        }
+        if constexpr (kScaled<T>) scale_rows(rows, width, value_scales, scores);
+        for (int t = 0; t < count; ++t) {
+            const bool last = t + 1 == count;
+            Lines<T> next(last ? after.keys : tiles[t + 1].values, tiles[t].values);
+            if (last && kc_.by_feature())  // sixteen keys take as much memory as sixteen values
+                for (int j = 0; j < kKeys; ++j)
+                    if (const T* group = after.keys[j / kLanes * kLanes]) next.at[j] = group + j % kLanes * dim_;
+            products_.weigh(tiles[t], t, rows, scores, next, memory, out.acc);
         }
     }
 
@@ -364,46 +275,9 @@ class Kernel {
         }
     }
 
-    static void scale_rows(int rows, const float* scales, float* scores) {
-        for (int r = 0; r < rows; ++r)
-            for (int j = 0; j < kKeys; j += kLanes)
-                store(scores + r * kKeys + j, mul(load(scores + r * kKeys + j), load(scales + j)));
-    }
-
-    template <class S>
-    void score_groups(const Tile<T>& tile, int rows, const float* q, const S* const* keys, const S* const* ahead,
-                      int64_t stride, float* scores) const {
-        const int first = tile.from / kLanes, count = (tile.to + kLanes - 1) / kLanes - first;
-        for_tiles(rows, count, [&](int r, int i, auto height, auto width) {
-            const int group = first + i;
-            const S *columns[width()], *next[width()];
-            for (int g = 0; g < width(); ++g) {
-                columns[g] = keys[(group + g) * kLanes];
-                next[g] = ahead[(group + g) * kLanes];
-            }
-            score<height(), width()>(q + r * dim_, dim_, columns, next, stride, scores + r * kKeys + group * kLanes);
-        });
-    }
-
-    template <class S>
-    void weigh_all(const Tile<T>& tile, int rows, const float* weights, const S* const* values, const S* const* ahead,
-                   float* acc) const {
-        for_tiles(rows, static_cast<int>(dim_ / kLanes), [&](int r, int i, auto height, auto width) {
-            weigh<height(), width()>(weights + r * kKeys, values, ahead, tile.from, tile.to, i * kLanes,
-                                     acc + r * dim_ + i * kLanes, dim_);
-        });
-    }
-
-    // The keys by feature as floats, [dim][64]; copy[j] is where the group of key j begins.
-    void copy_keys(const Tile<T>& tile, float* out, const float** copy) const {
-        for (int j = tile.from / kLanes * kLanes; j < tile.to; j += kLanes) {
-            copy[j] = out + j;
-            if (kc_.by_feature())
-                for (int64_t d = 0; d < dim_; ++d)
-                    store(out + d * kKeys + j, load(tile.keys[j] + d * kc_.strides.feature));
-            else
-                for (int64_t d = 0; d < dim_; d += kLanes) transpose(tile.keys + j, d, out + d * kKeys + j, kKeys);
-        }
+    static void scale_rows(int rows, int width, const float* scales, float* scores) {
+        for (int r = 0; r < rows; ++r, scores += kSpan)
+            for (int j = 0; j < width; j += kLanes) store(scores + j, mul(load(scores + j), load(scales + j)));
     }
 
     int64_t head(const Item& item, int64_t r) const { return item.kv_head * group_ + r % group_; }
@@ -419,6 +293,7 @@ class Kernel {
     const Attention& a_;
     const Cache<T> kc_, vc_;
     const int64_t dim_, group_;
+    const Products<T> products_;
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Attention of a few query rows to one tile of keys: scores, online softmax, weighted values.
+// Attention of a few query rows to a span of keys, tile by tile: scores, then their softmax, then weighted values.
 //
 // Every sum runs in one order (over features, over keys, over spans), whatever the number of rows and the
 // storage of the cache: what a row gets depends on its own position and context alone.
@@ -12,7 +12,9 @@
 
 namespace sluice {
 
-constexpr int kKeys = 64;        // keys per tile
+constexpr int kKeys = 64;   // per tile
+constexpr int kSpan = 256;  // keys of which a row has all scores before it weighs values: so many lie side by side
+static_assert(kSpan % kKeys == 0);
 constexpr float kLowest = -1e30f;  // below every score, yet kLowest - kLowest is 0
 
 // Covers rows x columns (registers of sixteen) with register tiles: calls tile(row, column, height, width), the
@@ -46,7 +48,7 @@ void score(const float* q, int64_t dim, const T* const* keys, const T* const* ah
 #pragma GCC unroll 4
         for (int i = 0; i < N; ++i) {
             k[i] = load(keys[i] + d * stride);
-            __builtin_prefetch(ahead[i] + d * stride);
+            __builtin_prefetch(ahead[i] + d * stride, 0, 2);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
@@ -56,7 +58,7 @@ void score(const float* q, int64_t dim, const T* const* keys, const T* const* ah
         }
     }
     for (int r = 0; r < R; ++r)
-        for (int i = 0; i < N; ++i) store(scores + r * kKeys + i * kLanes, acc[r][i]);
+        for (int i = 0; i < N; ++i) store(scores + r * kSpan + i * kLanes, acc[r][i]);
 }
 
 // out[R][16 N] += weights[R][from .. to] times values[from .. to], `offset` features into each.
@@ -71,11 +73,11 @@ void weigh(const float* weights, const T* const* values, const T* const* ahead, 
 #pragma GCC unroll 4
         for (int i = 0; i < N; ++i) {
             v[i] = load(values[j] + offset + i * kLanes);
-            __builtin_prefetch(ahead[j] + offset + i * kLanes);
+            __builtin_prefetch(ahead[j] + offset + i * kLanes, 0, 2);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            const V s = splat(weights[r * kKeys + j]);
+            const V s = splat(weights[r * kSpan + j]);
 #pragma GCC unroll 4
             for (int i = 0; i < N; ++i) acc[r][i] = fma(s, v[i], acc[r][i]);
         }
@@ -125,27 +127,25 @@ inline float decay(float a, float b) {
     return lanes[0];
 }
 
-// Scores of one row over a tile -> weights e^(score - max), outside [low, high) zero; updates the row's running
-// maximum and sum. Returns what the row's accumulator must be multiplied by.
-inline float soften(float* scores, int low, int high, float& peak, float& total) {
-    V s[kKeys / kLanes];
+// The first `width` scores of one row -> weights e^(score - max), outside [low, high) zero; their maximum and sum.
+// `put` stores sixteen weights where the scores were.
+template <class Put>
+void soften(float* scores, int width, int low, int high, float& peak, float& total, const Put& put) {
     V top = splat(kLowest);
-    for (int i = 0; i < kKeys / kLanes; ++i) {
-        s[i] = keep_range(load(scores + i * kLanes), low - i * kLanes, high - i * kLanes, -INFINITY);
-        top = max(top, s[i]);
+    for (int i = 0; i < width; i += kLanes) {
+        const V s = keep_range(load(scores + i), low - i, high - i, -INFINITY);
+        store(scores + i, s);
+        top = max(top, s);
     }
-    const float new_peak = std::max(peak, maximum(top));
+    peak = maximum(top);
     V sums = zero();
-    for (int i = 0; i < kKeys / kLanes; ++i) {
-        const V x = sub(s[i], splat(new_peak));
+    for (int i = 0; i < width; i += kLanes) {
+        const V x = sub(load(scores + i), splat(peak));
         const V weight = zero_below(exp(x), x, -87.0f);
-        store(scores + i * kLanes, weight);
+        put(scores, i, weight);
         sums = add(sums, weight);
     }
-    const float alpha = decay(peak, new_peak);
-    peak = new_peak;
-    total = total * alpha + sum(sums);
-    return alpha;
+    total = sum(sums);
 }
 
 // The softmax of some rows over the keys so far, not yet divided: acc [rows][dim], peak and total [rows].

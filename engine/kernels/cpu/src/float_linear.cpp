@@ -67,7 +67,9 @@ struct InRegisters {
             const float* bias = a.bias ? a.bias + column : nullptr;
             for (int64_t t = first; t < last; ++t) {
                 const int64_t r = cut.begin(t);
-                tiles[cut.height(t) - 1](a.w.panel(panel), steps, x + r * steps * kFeatureStep, bias,
+                const uint8_t* w = a.w.panel(panel);
+                const Ahead ahead(w, a.w.panel(1) - a.w.panel(0), Form::kBlock, t - first, last - first);
+                tiles[cut.height(t) - 1](w, ahead, steps, x + r * steps * kFeatureStep, bias,
                                          a.y + r * a.y_row + column, a.y_row, columns);
             }
         }
@@ -101,7 +103,7 @@ struct InTiles {
                 const uint8_t* block = a.w.panel(panel);
                 tiles.clear();
                 for (int64_t s = 0; s < steps; ++s, block += kFeatureStep * kFloatPanel * 2) {
-                    fetch_ahead(block, kFeatureStep * kFloatPanel * 2);
+                    fetch(block + 4096, kFeatureStep * kFloatPanel * 2);
                     const auto* w = reinterpret_cast<const BFloat16*>(block);
                     if (t + 1 < last)
                         tiles.multiply(x0 + s * kSize, x1 + s * kSize, kFeatureStep, w);
@@ -134,7 +136,7 @@ void multiply(const FloatLinear& a) {
     const Cut cut(a.rows);
     const int64_t width = a.w.steps() * kFeatureStep, panels = a.w.panels();
     Input* x = scratch.get<Input>(cut.begin(cut.tiles) * width);
-    const int64_t items = panels * ((cut.tiles + Cut::kBlock - 1) / Cut::kBlock);
+    const int64_t blocks = (cut.tiles + Cut::kBlock - 1) / Cut::kBlock, items = panels * blocks;
     const int threads = a.rows * width * a.w.out < 1 << 17 ? 1 : static_cast<int>(a.threads);
     split(a.rows * width <= kSerialInput ? 1 : threads, cut.tiles, 1, [&](int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t) {
@@ -143,11 +145,11 @@ void multiply(const FloatLinear& a) {
                 prepare(a, a.x + (row + r) * a.x_row, x + row * width, height, r);
         }
     });
-    split(threads, items, items / (threads * 4), [&](int64_t begin, int64_t end) {
+    split_level(threads, items, [&](int64_t begin, int64_t end) {
         typename Cut::Worker worker;
         for (int64_t item = begin; item < end; ++item) {  // of a block of rows all panels, then the next block
-            const int64_t first = item / panels * Cut::kBlock;
-            worker(cut, a, item % panels, x, first, std::min(cut.tiles, first + Cut::kBlock));
+            const int64_t block = item / panels;
+            worker(cut, a, item % panels, x, block * cut.tiles / blocks, (block + 1) * cut.tiles / blocks);
         }
     });
 }

@@ -7,11 +7,27 @@
 
 namespace sluice {
 
-// Asks the second-level cache for the weights that are due 4 kB later: the first level has too few requests under way
-// at a time to keep memory busy. Panels follow one another, so this runs into the next.
-inline void fetch_ahead(const uint8_t* block, int64_t bytes) {
-    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(block + 4096 + b, 0, 2);
+// Asks the second-level cache for weights that are due later: the first level has too few requests under way at a
+// time to keep memory busy.
+inline void fetch(const uint8_t* block, int64_t bytes) {
+    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(block + b, 0, 2);
 }
+
+// What to ask for during a walk along a panel: `stride` bytes further at each of its blocks. Panels follow one another.
+struct Ahead {
+    const uint8_t* from;
+    int64_t stride;
+
+    // Of the walks along a panel (one for each tile of rows) only the first reads it from memory. If it is the only
+    // one it asks for what is 4 kB away; else the first two ask for half of the next panel each, so that memory is
+    // busy all the time and no walk waits for it.
+    Ahead(const uint8_t* panel, int64_t panel_bytes, int64_t block_bytes, int64_t walk, int64_t walks)
+        : from(panel + 4096), stride(block_bytes) {
+        if (walks == 1) return;
+        from = panel + panel_bytes + (walk == 1 ? panel_bytes / 2 : 0);
+        stride = walk < 2 ? block_bytes / 2 : 0;
+    }
+};
 
 // Weights widened to float, every product a float fma: the same bits on every machine.
 template <class T>
@@ -65,13 +81,13 @@ struct Paired {
 // y[R][columns] = x times the panel, plus bias if there is one. x is [steps][R][kFeatureStep]: with the rows of a
 // step at fixed distances, one register points to all of them.
 template <class Form, int R>
-void float_tile(const uint8_t* block, int64_t steps, const typename Form::Input* x, const float* bias, float* y,
-                int64_t y_row, int columns) {
+void float_tile(const uint8_t* block, Ahead ahead, int64_t steps, const typename Form::Input* x, const float* bias,
+                float* y, int64_t y_row, int columns) {
     V acc[R][2];
     for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = zero();
     for (int64_t s = 0; s < steps; ++s, x += R * kFeatureStep)
-        for (int k = 0; k < kFeatureStep; k += 2, block += Form::kBlock) {
-            fetch_ahead(block, Form::kBlock);
+        for (int k = 0; k < kFeatureStep; k += 2, block += Form::kBlock, ahead.from += ahead.stride) {
+            fetch(ahead.from, Form::kBlock);
             Form::template step<R>(acc, block, x + k);
         }
     for (int half = 0; half < 2; ++half) {

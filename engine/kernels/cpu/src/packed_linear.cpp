@@ -1,9 +1,10 @@
 // y = x W^T + bias with W as packed.h has it.
 //
-// Activations become 16-bit integers per (row, group), so a group's dot product is exact in int32 (32 * 255 *
-// 32767 < 2^29) and only the sum over groups is rounded. A row's sum runs over groups in order whatever the
-// tile, the thread or the neighbours.
-//
+// Activations become integers of 16 bits per (row, group), or of 8 where the call allows it, so a group's dot product
+// is exact in int32 (32 * 255 * 32767 < 2^29) and only the sum over groups is rounded. A row's sum runs over groups in
+// order whatever the tile, the thread or the neighbours.
+#include <cmath>
+
 #include "packed.h"
 #include "packed_tiles.h"
 #include "parallel.h"
@@ -13,7 +14,9 @@ namespace sluice {
 namespace {
 
 constexpr int64_t kRowBlock = 128;  // rows whose activations should stay in L2 while panels stream by
-constexpr int kAhead = 4;  // blocks; panels follow one another, so this runs into the next
+// Blocks: so far ahead the second-level cache is asked for weights. Panels follow one another, so this runs into the
+// next.
+constexpr int kAhead = 8;
 constexpr int kSerialQuantize = 1 << 14;  // activations
 
 struct PackedLinear {
@@ -22,10 +25,32 @@ struct PackedLinear {
     PackedWeight w;
     const float* bias;  // null: none
     float* y;
-    int64_t y_row, tiled, threads;  // tiled: many rows by matrix tiles, with the same result
+    int64_t y_row;
+    int64_t narrow;          // activations of 8 bits, beside codes of 4
+    int64_t tiled, threads;  // tiled: many rows by matrix tiles, with the same result
 };
 
-void quantize_row(const float* x, const PackedWeight& w, int16_t* q, GroupScale* scales) {
+// A group of activations; bytes in the order in which a chunk has its codes: even ones in the low halves of 16 bits.
+#if SLUICE_AVX512
+void put_group(__m512i a, __m512i b, int16_t* q) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), _mm512_cvtsepi32_epi16(a));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + 16), _mm512_cvtsepi32_epi16(b));
+}
+void put_group(__m512i a, __m512i b, int8_t* q) {
+    const __m128i order = _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(q), _mm_shuffle_epi8(_mm512_cvtsepi32_epi8(a), order));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(q + 16), _mm_shuffle_epi8(_mm512_cvtsepi32_epi8(b), order));
+}
+#endif
+void put_one(int32_t code, int i, int16_t* q) { q[i] = static_cast<int16_t>(code); }
+void put_one(int32_t code, int i, int8_t* q) {
+    constexpr int kPlace[8] = {0, 2, 4, 6, 1, 3, 5, 7};
+    q[i / 8 * 8 + kPlace[i % 8]] = static_cast<int8_t>(code);
+}
+
+// Codes have magnitudes up to `most`.
+template <class Code>
+void quantize_row(const float* x, const PackedWeight& w, float most, Code* q, GroupScale* scales) {
     for (int64_t g = 0; g < w.groups; ++g, x += kGroup, q += kGroup) {
         // The largest magnitude by its bits: infinity and NaN are larger than any number, so they reach the
         // scale and poison the result as they should.
@@ -39,21 +64,21 @@ void quantize_row(const float* x, const PackedWeight& w, int16_t* q, GroupScale*
         for (int i = 0; i < kGroup; ++i) bits = std::max(bits, bits_of(x[i]) & 0x7fffffffu);
         const float largest = float_of(bits);
 #endif
-        const bool vanishes = largest < 1e-30f;  // 32767 / largest would overflow
-        const float inverse = vanishes ? 0.0f : 32767.0f / largest;
-        scales[g].scale = vanishes ? 0.0f : largest / 32767.0f;
+        const bool vanishes = largest < 1e-30f;  // most / largest would overflow
+        const float inverse = vanishes ? 0.0f : most / largest;
+        scales[g].scale = vanishes ? 0.0f : largest / most;
 #if SLUICE_AVX512
         const __m512i qa = _mm512_cvtps_epi32(_mm512_mul_ps(a, _mm512_set1_ps(inverse)));
         const __m512i qb = _mm512_cvtps_epi32(_mm512_mul_ps(b, _mm512_set1_ps(inverse)));
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), _mm512_cvtsepi32_epi16(qa));
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + 16), _mm512_cvtsepi32_epi16(qb));
+        put_group(qa, qb, q);
         const int32_t sum = _mm512_reduce_add_epi32(_mm512_add_epi32(qa, qb));
 #else
         int32_t sum = 0;
         for (int i = 0; i < kGroup; ++i) {
             const float r = __builtin_rintf(x[i] * inverse);
-            q[i] = static_cast<int16_t>(r >= -32768.0f && r <= 32767.0f ? r : -32768.0f);
-            sum += q[i];
+            const auto code = static_cast<int32_t>(std::fabs(r) <= most ? r : -most);
+            put_one(code, i, q);
+            sum += code;
         }
 #endif
         scales[g].fold = w.center ? -static_cast<int32_t>(w.center) * sum
@@ -62,8 +87,8 @@ void quantize_row(const float* x, const PackedWeight& w, int16_t* q, GroupScale*
 }
 
 // R rows times one panel.
-template <int R, int Bits, class Scale, bool Centered>
-void tile(const PackedWeight& w, const uint8_t* block, const int16_t* q, const GroupScale* scales, const float* bias,
+template <int R, int Bits, class Scale, bool Centered, class Code>
+void tile(const PackedWeight& w, const uint8_t* block, const Code* q, const GroupScale* scales, const float* bias,
           float* y, int64_t y_row, int columns) {
     constexpr int kPairs = 16 / Bits;  // feature pairs in a chunk
     constexpr int kChunks = kGroup / 2 / kPairs;
@@ -74,17 +99,30 @@ void tile(const PackedWeight& w, const uint8_t* block, const int16_t* q, const G
         I acc[R][2];
         for (int r = 0; r < R; ++r)
             acc[r][0] = acc[r][1] = splat_int(Centered ? scales[r * w.groups].fold : 0);
-        for (int64_t b = 0; b < w.block_bytes; b += 64) __builtin_prefetch(block + kAhead * w.block_bytes + b);
+        for (int64_t b = 0; b < w.block_bytes; b += 64) __builtin_prefetch(block + kAhead * w.block_bytes + b, 0, 2);
         for (int c = 0; c < kChunks; ++c) {
             const I chunk[2] = {load_int(block + c * 128), load_int(block + c * 128 + 64)};
-#pragma GCC unroll 4
-            for (int i = 0; i < kPairs; ++i) {
-                const I left = field<Bits>(chunk[0], i), right = field<Bits>(chunk[1], i);
+            if constexpr (sizeof(Code) == 1) {
+#pragma GCC unroll 2
+                for (int i = 0; i < 2; ++i) {
+                    const I left = nibbles(chunk[0], i), right = nibbles(chunk[1], i);
 #pragma GCC unroll 16
-                for (int r = 0; r < R; ++r) {
-                    const auto pair = splat_pair(q + r * features + (c * kPairs + i) * 2);
-                    acc[r][0] = dot_add(acc[r][0], left, pair);
-                    acc[r][1] = dot_add(acc[r][1], right, pair);
+                    for (int r = 0; r < R; ++r) {
+                        const auto four = splat_pair(q + r * features + (c * 2 + i) * 4);
+                        acc[r][0] = dot_bytes(acc[r][0], left, four);
+                        acc[r][1] = dot_bytes(acc[r][1], right, four);
+                    }
+                }
+            } else {
+#pragma GCC unroll 4
+                for (int i = 0; i < kPairs; ++i) {
+                    const I left = field<Bits>(chunk[0], i), right = field<Bits>(chunk[1], i);
+#pragma GCC unroll 16
+                    for (int r = 0; r < R; ++r) {
+                        const auto pair = splat_pair(q + r * features + (c * kPairs + i) * 2);
+                        acc[r][0] = dot_add(acc[r][0], left, pair);
+                        acc[r][1] = dot_add(acc[r][1], right, pair);
+                    }
                 }
             }
         }
@@ -114,13 +152,13 @@ void tile(const PackedWeight& w, const uint8_t* block, const int16_t* q, const G
 
 // The activations of a call: as the register tiles read them, or the matrix tiles.
 struct Input {
-    const int16_t* q;
+    const void* q;  // of Code
     const BFloat16 *high, *low;
     const GroupScale* scales;
 };
 
 // `count` rows from `row` on times one panel, by matrix tiles if there are any.
-template <int Bits, class Scale, bool Centered>
+template <int Bits, class Scale, bool Centered, class Code>
 void panel_rows(const PackedLinear& a, int64_t panel, int64_t row, int64_t count, const Input& x, Tiles* tiles) {
     const PackedWeight& w = a.w;
     const uint8_t* block = w.data + panel * w.groups * w.block_bytes;
@@ -136,27 +174,25 @@ void panel_rows(const PackedLinear& a, int64_t panel, int64_t row, int64_t count
         return multiply_tiles<Scale, Centered>(*tiles, w, block, kPanel * kGroup * Bits / 8, unpacked, count, x.high + at,
                                                x.low + at, scales, bias, y, a.y_row, columns);
     }
+    const Code* q = static_cast<const Code*>(x.q) + at;
     int64_t r = 0;
     const auto run = [&](auto tile_function, int n) {
         for (; r + n <= count; r += n)
-            tile_function(w, block, x.q + at + r * w.groups * kGroup, scales + r * w.groups, bias, y + r * a.y_row,
-                          a.y_row, columns);
+            tile_function(w, block, q + r * w.groups * kGroup, scales + r * w.groups, bias, y + r * a.y_row, a.y_row,
+                          columns);
     };
-    if constexpr (kMaxRows >= 6) run(tile<6, Bits, Scale, Centered>, 6);
-    if constexpr (kMaxRows >= 4) run(tile<4, Bits, Scale, Centered>, 4);
-    run(tile<2, Bits, Scale, Centered>, 2);
-    run(tile<1, Bits, Scale, Centered>, 1);
+    if constexpr (kMaxRows >= 6) run(tile<6, Bits, Scale, Centered, Code>, 6);
+    if constexpr (kMaxRows >= 4) run(tile<4, Bits, Scale, Centered, Code>, 4);
+    run(tile<2, Bits, Scale, Centered, Code>, 2);
+    run(tile<1, Bits, Scale, Centered, Code>, 1);
 }
 
-using PanelRows = decltype(&panel_rows<4, float, true>);
+using PanelRows = decltype(&panel_rows<4, float, true, int8_t>);
 
-PanelRows select(int bits, bool half, bool centered) {
-    if (bits == 4) {
-        if (half) return centered ? panel_rows<4, Half, true> : panel_rows<4, Half, false>;
-        return centered ? panel_rows<4, float, true> : panel_rows<4, float, false>;
-    }
-    if (half) return centered ? panel_rows<8, Half, true> : panel_rows<8, Half, false>;
-    return centered ? panel_rows<8, float, true> : panel_rows<8, float, false>;
+template <int Bits, class Code>
+PanelRows select(const PackedWeight& w) {
+    if (w.half) return w.center ? panel_rows<Bits, Half, true, Code> : panel_rows<Bits, Half, false, Code>;
+    return w.center ? panel_rows<Bits, float, true, Code> : panel_rows<Bits, float, false, Code>;
 }
 
 }  // namespace
@@ -179,7 +215,11 @@ extern "C" void sluice_packed_linear(const void* arguments) {
         std::fill(low + rows * features, low + size, BFloat16{});
     }
     const Input x = {q, high, low, scales};
-    const PanelRows run = select(static_cast<int>(w.bits), w.half != 0, w.center != 0);
+    const bool bytes = a->narrow && !high;
+    const float most = a->narrow ? 127.0f : 32767.0f;
+    const PanelRows run = bytes         ? select<4, int8_t>(w)
+                          : w.bits == 4 ? select<4, int16_t>(w)
+                                        : select<8, int16_t>(w);
 
     const int64_t panels = (w.out + kPanel - 1) / kPanel;
     const int64_t items = panels * ((rows + kRowBlock - 1) / kRowBlock);
@@ -187,7 +227,11 @@ extern "C" void sluice_packed_linear(const void* arguments) {
 
     split(rows * features <= kSerialQuantize ? 1 : threads, rows, 4, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
-            quantize_row(a->x + r * a->x_row, w, q + r * features, scales + r * groups);
+            const float* row = a->x + r * a->x_row;
+            if (bytes)
+                quantize_row(row, w, most, reinterpret_cast<int8_t*>(q) + r * features, scales + r * groups);
+            else
+                quantize_row(row, w, most, q + r * features, scales + r * groups);
             if (high) split_row(q + r * features, features, high + r * features, low + r * features);
         }
     });
@@ -197,7 +241,7 @@ extern "C" void sluice_packed_linear(const void* arguments) {
             run(*a, item % panels, row, std::min(kRowBlock, rows - row), x, tiles);
         }
     };
-    split(threads, items, items / (threads * 4), [&](int64_t begin, int64_t end) {
+    split_level(threads, items, [&](int64_t begin, int64_t end) {
         if (!high) return share(begin, end, nullptr);
         Tiles tiles;
         share(begin, end, &tiles);

@@ -32,6 +32,28 @@ inline void split(int threads, int64_t count, int64_t chunk, const Body& body) {
     run_on_workers(threads, [](void* p) { (*static_cast<decltype(job)*>(p))(); }, &job);
 }
 
+// The same with shares that become smaller: large ones at first, that neighbours stay together, and single ones at
+// last, that all threads end at once.
+template <class Body>
+inline void split_level(int threads, int64_t count, const Body& body) {
+    threads = static_cast<int>(std::min<int64_t>(threads, count));
+    if (threads <= 1) {
+        if (count > 0) body(0, count);
+        return;
+    }
+    std::atomic<int64_t> next{0};
+    auto job = [&] {
+        int64_t begin = next.load(std::memory_order_relaxed);
+        while (begin < count) {
+            const int64_t end = begin + std::max<int64_t>(1, (count - begin) / (2 * threads));
+            if (!next.compare_exchange_weak(begin, end, std::memory_order_relaxed)) continue;
+            body(begin, end);
+            begin = next.load(std::memory_order_relaxed);
+        }
+    };
+    run_on_workers(threads, [](void* p) { (*static_cast<decltype(job)*>(p))(); }, &job);
+}
+
 // Uninitialised memory aligned to a cache line, kept by the thread for its next call.
 class Scratch {
    public:

@@ -85,6 +85,18 @@ inline I dot_add(I acc, I a, I b) {  // acc + a.even * b.even + a.odd * b.odd of
     return _mm512_add_epi32(acc, _mm512_madd_epi16(a, b));
 #endif
 }
+inline I nibbles(I a, int i) {  // of every byte: the low four bits, or (i 1) the high ones
+    return _mm512_and_si512(i ? _mm512_srli_epi16(a, 4) : a, _mm512_set1_epi8(15));
+}
+inline I dot_bytes(I acc, I a, I b) {  // acc + the four products of bytes, those of a unsigned, of b signed
+#if defined(__AVX512VNNI__)
+    return _mm512_dpbusd_epi32(acc, a, b);
+#else
+    const I low = _mm512_set1_epi16(255), even = _mm512_srai_epi16(_mm512_slli_epi16(b, 8), 8);
+    acc = _mm512_add_epi32(acc, _mm512_madd_epi16(_mm512_and_si512(a, low), even));
+    return _mm512_add_epi32(acc, _mm512_madd_epi16(_mm512_srli_epi16(a, 8), _mm512_srai_epi16(b, 8)));
+#endif
+}
 inline I low_halves(I a) { return _mm512_and_si512(a, _mm512_set1_epi32(0xffff)); }  // of every 32-bit lane
 inline I high_halves(I a) { return _mm512_srli_epi32(a, 16); }
 inline void store_int(void* p, I a) { _mm512_storeu_si512(p, a); }
@@ -100,6 +112,17 @@ inline V high_bfloat16(I a) {
 #define SLUICE_BFLOAT16_DOT 1
 inline V dot_bfloat16(V acc, I a, I b) {  // acc + a.low * b.low + a.high * b.high
     return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+}
+inline void store_rounded(BFloat16* p, V a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a)));
+}
+inline I join_pairs(const BFloat16* low, const BFloat16* high) {  // sixteen of each
+    alignas(64) static constexpr uint16_t kOrder[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                                        8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    const auto half = [](const BFloat16* p) {
+        return _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    };
+    return _mm512_permutex2var_epi16(half(low), _mm512_load_si512(kOrder), half(high));
 }
 #endif
 

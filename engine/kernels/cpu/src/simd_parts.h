@@ -142,6 +142,15 @@ inline IntPart dot_part(IntPart a, IntPart b) {
 inline I dot_add(I acc, I a, IntPart b) {  // acc + a.even * b.even + a.odd * b.odd of 16-bit lanes, a not negative
     SLUICE_PARTS(I, acc.part[i] + dot_part(a.part[i], b));
 }
+inline I nibbles(I a, int n) {  // of every byte: the low four bits, or (n 1) the high ones
+    SLUICE_PARTS(I, (a.part[i] >> (n * 4)) & 0x0f0f0f0f);
+}
+inline I dot_bytes(I acc, I a, IntPart b) {  // acc + the four products of bytes, those of a below 128, of b signed
+    const IntPart even = ((b << 24 >> 24) & 0xffff) | (b << 8 >> 24 << 16);
+    const IntPart odd = ((b << 16 >> 24) & 0xffff) | (b >> 24 << 16);
+    constexpr int32_t low = 0x00ff00ff;
+    SLUICE_PARTS(I, acc.part[i] + dot_part(a.part[i] & low, even) + dot_part((a.part[i] >> 8) & low, odd));
+}
 inline I low_halves(I a) { SLUICE_PARTS(I, a.part[i] & 0xffff); }  // of every 32-bit lane
 inline I high_halves(I a) { SLUICE_PARTS(I, (a.part[i] >> 16) & 0xffff); }
 inline void store_int(void* p, const I& a) { std::memcpy(p, &a, sizeof a); }
