@@ -1,11 +1,14 @@
-"""Pools that share a cluster's GPUs: who gets how many when not all wishes fit. Pure."""
+"""Pools that share GPUs: who gets how many when not all wishes fit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from autoscaling.settings import PolicyError, Settings, setting
+
+_SILENT_S = 1.0  # Serve asks about every pool ten times a second, but for one that is being woken
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +49,51 @@ def share(total_gpus: float, wishes: Sequence[PoolWish]) -> Mapping[str, int]:
             given[wish.name] += 1
             left -= wish.gpus_per_replica
     return given
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetTerms(Settings):
+    """One pool's place in a budget of `gpus`, all of which pools that scale may have. For the others see PoolWish."""
+
+    gpus: float = setting(0.0, 0)
+    gpus_per_replica: float = setting(1.0, above=0)
+    priority: int = 0
+
+
+class SharedBudget:
+    """What pools that scale in one process wish for, and what each may have. A member is any object that stands for a
+    pool: one that is no more has left. Time is an argument. Not for several threads."""
+
+    def __init__(self) -> None:
+        self._standing: WeakKeyDictionary[Hashable, tuple[PoolWish, float]] = WeakKeyDictionary()
+
+    def hear(self, member: Hashable, wish: PoolWish, now_s: float) -> None:
+        """To be told of every member all the time. Of one that falls silent it is taken that it is being woken from
+        nothing: Serve does not ask about a pool that requests wait for and that has no replica. One that speaks for
+        the same pool as another succeeds it."""
+        for other, (theirs, _) in list(self._standing.items()):
+            if other is not member and theirs.name == wish.name:
+                del self._standing[other]
+        self._standing[member] = wish, now_s
+
+    def grant(self, name: str, gpus: float, now_s: float) -> int:
+        """Of the replicas that the pool was last heard to wish for. Pools that want any get one each, the most
+        important first, before somebody's second: else one that requests have woken would be stopped again."""
+        return share(gpus, [_least_one(*standing, now_s) for standing in self._standing.values()])[name]
+
+
+def _least_one(wish: PoolWish, heard_s: float, now_s: float) -> PoolWish:
+    woken = now_s - heard_s > _SILENT_S
+    return replace(wish, wanted=max(wish.wanted, int(woken)), min_replicas=max(wish.min_replicas, 1))
+
+
+_BUDGETS: WeakValueDictionary[str, SharedBudget] = WeakValueDictionary()
+
+
+def shared_budget(name: str) -> SharedBudget:
+    """The one of that name in this process: Serve makes each pool's policy by itself, in the same controller, and
+    leaves them no other way to find each other. It is there for as long as somebody keeps it."""
+    budget = _BUDGETS.get(name)
+    if budget is None:
+        budget = _BUDGETS[name] = SharedBudget()
+    return budget

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
+
+import numpy as np
 
 from autoscaling.report.summary import Summary, summarise
 from autoscaling.settings import PolicyError
@@ -68,16 +70,20 @@ class Baseline:
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """`cheaper`: the share of replica-hours saved against the baseline with at least the same attainment; None where
-    no target of the baseline reaches that."""
+    no target of the baseline reaches that. `most`: max_replicas all the time. `reachable`: the share of requests whose
+    prompt alone does not take longer than the SLO: no number of replicas attains more."""
 
     HEADS: ClassVar[tuple[str, ...]] = (
         "trace", "SLO met", "replica-hours", "ongoing, same hours", "ongoing, same SLO", "hours saved",
+        "all replicas always", "reachable",
     )  # fmt: skip
     trace: str
     notes: tuple[str, ...]
     policy: Summary
     same_hours: Summary
     same_slo: Summary | None
+    most: Summary
+    reachable: float
 
     @property
     def cheaper(self) -> float | None:
@@ -92,6 +98,8 @@ class Comparison:
             f"{s.slo_attainment:.2%} ({s.replica_hours:.1f} h)",
             f"{slo.slo_attainment:.2%} ({slo.replica_hours:.1f} h)" if slo else "never",
             "-" if self.cheaper is None else f"{self.cheaper:.0%}",
+            f"{self.most.slo_attainment:.2%} ({self.most.replica_hours:.1f} h)",
+            f"{self.reachable:.2%}",
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -105,4 +113,19 @@ def compare(policy: PolicySpec, baseline: PolicySpec, trace: Trace, setup: Setup
     own = summarise(policy.label, simulate(trace, policy.controller(), setup), ttft_slo_s)
     tried = Baseline(baseline, trace, setup, ttft_slo_s)
     same_hours, same_slo = tried.at_hours(own.replica_hours), tried.at_attainment(own.slo_attainment)
-    return Comparison(trace.name, trace.notes, own, same_hours.summary, same_slo.summary if same_slo else None)
+    return Comparison(
+        trace.name,
+        trace.notes,
+        own,
+        same_hours.summary,
+        same_slo.summary if same_slo else None,
+        _always_most(policy, trace, setup, ttft_slo_s),
+        float(np.mean(setup.model.alone_s(trace.prompt_tokens) <= ttft_slo_s)),
+    )
+
+
+def _always_most(policy: PolicySpec, trace: Trace, setup: Setup, ttft_slo_s: float) -> Summary:
+    most = policy.guardrails.max_replicas
+    fixed = replace(policy, guardrails=replace(policy.guardrails, min_replicas=most))
+    outcome = simulate(trace, fixed.controller(), replace(setup, initial_replicas=most))
+    return summarise(f"{most} replicas", outcome, ttft_slo_s)

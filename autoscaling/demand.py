@@ -7,11 +7,12 @@ from collections import deque
 
 from autoscaling.base import WINDOW_S, Signals
 
-_LEVEL_TAU_S = 30.0
+_RISE_TAU_S, _FALL_TAU_S = 10.0, 30.0
 _WORK_TAU_S = 180.0
 _SETTLE_S = 2 * WINDOW_S  # after a queue, until the work of what was in it is out of the signals
 _SIGNIFICANT = 3.0  # standard deviations that make a rise one
 _BUCKET_S = 5.0
+_STANDS_S = 5.0  # one long prompt is no queue
 _ALIKE = 0.25
 _ENOUGH = 20.0  # requests, to know the work of one
 _FORESIGHT = 2  # horizons: a rise takes its time, and is only seen when it has begun
@@ -19,7 +20,7 @@ _MOMENTS = 12  # alike, to know what follows them
 
 
 class Level:
-    """A mean over a minute or so that follows significant rises at once.
+    """A mean over half a minute that follows rises sooner, and significant ones at once.
 
     `value` is of events at `rate` per second counted over WINDOW_S: their noise is that of a Poisson count.
     """
@@ -32,7 +33,8 @@ class Level:
         if self._level is None:
             self._level = value
         else:
-            share = 1.0 - math.exp(-(now_s - self._last_s) / _LEVEL_TAU_S)
+            tau_s = _RISE_TAU_S if value > self._level else _FALL_TAU_S
+            share = 1.0 - math.exp(-(now_s - self._last_s) / tau_s)
             noise = self._level * _SIGNIFICANT / math.sqrt(max(1.0, rate * WINDOW_S))
             rises = value > self._level + noise
             self._level = value if rises else self._level + share * (value - self._level)
@@ -42,9 +44,9 @@ class Level:
 
 class Demand:
     """Work per second of the whole pool, in replicas. Two views, the larger counts: the utilisation seen, which says
-    no more than what the serving replicas can do; and the arrival rate times the work of a request, learnt while
-    nothing was queueing, which sees a surge in full at once. While a queue is worked off, utilisation is of the past's
-    demand and does not count."""
+    no more than what the serving replicas can do; and the arrival rate times the work of a request, which sees a surge
+    in full at once. While a queue is worked off, utilisation is of the past's demand and does not count; while one
+    stands and does not get shorter, the replicas there are do not suffice."""
 
     def __init__(self) -> None:
         self._seen = Level()
@@ -53,30 +55,41 @@ class Demand:
         self._requests = 0.0
         self._last_s: float | None = None
         self._queued_s = -math.inf
-        self._worst_backlog_s = 0.0
+        self._backlogs: deque[tuple[float, float]] = deque()
 
     def update(self, signals: Signals, now_s: float, allowed_backlog_s: float) -> float | None:
         """`allowed_backlog_s`: no more than that is no queue. None: nothing is known."""
         rate, seen, backlog_s = signals.arrival_rate, signals.utilisation, signals.backlog_s or 0.0
         elapsed = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
+        full = self._is_full(backlog_s, allowed_backlog_s, now_s)
         if seen is None:
-            return None
-        if backlog_s > allowed_backlog_s:
-            self._queued_s = now_s
+            return float(signals.serving) if full else None
         calm = now_s - self._queued_s > _SETTLE_S
-        self._worst_backlog_s = 0.0 if calm else max(self._worst_backlog_s, backlog_s)
-        falling_behind = not calm and backlog_s > allowed_backlog_s and backlog_s == self._worst_backlog_s
         known = self._requests >= _ENOUGH and rate is not None
-        level = self._seen.update(seen, rate or 0.0, now_s) if calm or falling_behind or not known else 0.0
+        level = self._seen.update(seen, rate or 0.0, now_s) if calm or full or not known else 0.0
+        if full:
+            level = max(level, float(signals.serving))
         if rate is None:
             return level
         arrivals = self._arrivals.update(rate, rate, now_s)
-        if calm and elapsed:
-            keep = math.exp(-elapsed / _WORK_TAU_S)
-            self._work = self._work * keep + seen * elapsed
-            self._requests = self._requests * keep + rate * elapsed
-        return max(level, arrivals * self._work / self._requests) if known else level
+        keep = math.exp(-elapsed / _WORK_TAU_S)
+        self._work = self._work * keep + seen * elapsed
+        self._requests = self._requests * keep + rate * elapsed
+        # What waits has arrived, and its work is still to be seen.
+        return max(level, arrivals * (self._work + backlog_s) / self._requests) if known else level
+
+    def _is_full(self, backlog_s: float, allowed_s: float, now_s: float) -> bool:
+        """Whether a queue has stood for a while and is no shorter than it was."""
+        if backlog_s <= allowed_s:
+            self._backlogs.clear()
+            return False
+        self._queued_s = now_s
+        self._backlogs.append((now_s, backlog_s))
+        while len(self._backlogs) > 1 and self._backlogs[1][0] <= now_s - _STANDS_S:
+            self._backlogs.popleft()
+        then_s, then_backlog_s = self._backlogs[0]
+        return now_s - then_s >= _STANDS_S and backlog_s >= then_backlog_s
 
 
 class Growth:

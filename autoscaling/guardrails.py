@@ -30,7 +30,7 @@ class GuardrailParams(Settings):
     min_replicas: int = setting(1, 0)
     max_replicas: int = setting(8, 1)
     hysteresis: float = setting(0.25, 0)
-    downscale_window_s: float = setting(120.0, 0)
+    downscale_window_s: float = setting(600.0, 0)
     upscale_cooldown_s: float = setting(0.0, 0)
     downscale_cooldown_s: float = setting(15.0, 0)
     max_up_factor: float = setting(4.0, 1)
@@ -126,7 +126,9 @@ class Guardrails:
             self._panic_until_s = now_s + self.params.panic_s
 
     def _remember(self, wish: int, now_s: float) -> int:
-        """The highest wish of the downscale window."""
+        """The highest wish of the downscale window; of nothing more once the pool has been idle for long enough."""
+        if self.params.min_replicas == 0 and now_s - self._active_s >= self.params.idle_to_zero_s:
+            self._wishes.clear()
         while self._wishes and self._wishes[-1][1] <= wish:
             self._wishes.pop()
         self._wishes.append((now_s, wish))

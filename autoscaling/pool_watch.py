@@ -32,25 +32,36 @@ class PoolWatch:
         self._stale_after_s = stale_after_s
         self._since_s: dict[str, float] = {}  # replica -> when it was first seen to serve
         self._newest: dict[str, tuple[float, float]] = {}  # replica -> its own time, ours
-        self._asked_s: deque[float] = deque()  # replicas that were asked for and do not serve yet
+        self._asked_s: deque[float | None] = deque()  # replicas that do not serve yet; None: asked for before we looked
         self._startups_s: deque[float] = deque(maxlen=_REMEMBERED_STARTS)
         self._target: int | None = None
+        self._looked_s = 0.0
 
-    def signals(self, now_s: float, raw: Raw, serving: Sequence[str], target: int, queued: float) -> Signals:
-        """`serving`: ids of all replicas that take requests; `target`: how many were last asked for."""
-        self._note_target(target, now_s)
+    def signals(
+        self,
+        now_s: float,
+        raw: Raw,
+        serving: Sequence[str],
+        target: int,
+        queued: float,
+        last_up_s: float | None = None,
+    ) -> Signals:
+        """`serving`: ids of all replicas that take requests; `target`: how many were last asked for. `last_up_s`: when
+        that last rose, which may be long before Serve asks again: about a pool that requests wake it does not, until
+        the first replica serves."""
+        self._note_target(target, len(serving), now_s, last_up_s)
         self._note_serving(serving, now_s)
-        samples = [sample for replica in serving if (sample := self._sample(replica, raw, now_s)) is not None]
-        fresh = sum(now_s - sample.at_s <= self._stale_after_s for sample in samples)
-        settled = sum(now_s - since_s > self._stale_after_s for since_s in self._since_s.values())
+        samples = {name: sample for name in serving if (sample := self._sample(name, raw, now_s)) is not None}
+        settled = {name for name, since_s in self._since_s.items() if now_s - since_s > self._stale_after_s}
+        fresh = {name for name, sample in samples.items() if now_s - sample.at_s <= self._stale_after_s}
         return pool_signals(
-            samples,
+            samples.values(),
             now_s,
             serving=len(serving),
             starting=max(0, target - len(serving)),
             target=target,
             queued=queued,
-            silent=max(0, min(settled, len(serving) - fresh)),
+            silent=len(settled - fresh),
             stale_after_s=self._stale_after_s,
         )
 
@@ -60,20 +71,24 @@ class PoolWatch:
             return False
         return now_s - min(self._since_s.values()) <= self._stale_after_s
 
-    def _note_target(self, target: int, now_s: float) -> None:
+    def _note_target(self, target: int, serving: int, now_s: float, last_up_s: float | None) -> None:
+        if self._target is None:
+            self._asked_s.extend([None] * (target - serving))
         change = 0 if self._target is None else target - self._target
         self._target = target
-        self._asked_s.extend([now_s] * change)
+        told = last_up_s is not None and self._looked_s < last_up_s <= now_s
+        self._asked_s.extend([last_up_s if told else now_s] * change)
+        self._looked_s = now_s
         for _ in range(min(-change, len(self._asked_s))):
             self._asked_s.pop()
 
     def _note_serving(self, serving: Sequence[str], now_s: float) -> None:
-        first = not self._since_s
         for replica in serving:
             if replica not in self._since_s:
                 self._since_s[replica] = now_s
-                if self._asked_s and not first:
-                    self._startups_s.append(now_s - self._asked_s.popleft())
+                asked_s = self._asked_s.popleft() if self._asked_s else None
+                if asked_s is not None:
+                    self._startups_s.append(now_s - asked_s)
         for gone in self._since_s.keys() - set(serving):
             del self._since_s[gone]
             self._newest.pop(gone, None)

@@ -11,10 +11,12 @@ import re
 import time
 from collections.abc import Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from autoscaling.base import Decision, Signals
+from autoscaling.budget import BudgetTerms, PoolWish, SharedBudget, shared_budget
 from autoscaling.controller import Controller
 from autoscaling.decision_log import DecisionLog
 from autoscaling.pool_watch import PoolWatch, Raw
@@ -32,11 +34,13 @@ class ServePolicy:
         self,
         pool: str,
         policy: Mapping[str, Any],
+        budget: Mapping[str, Any] | None = None,
         *,
         executor: Executor | None = None,
         logs: Path | None = None,
     ) -> None:
-        """Serve gives the first two. The others are for those who call it themselves: where to think, and in what
+        """Serve gives the first three. `budget`: the GPUs that it shares with the application's other pools, see
+        autoscaling.budget.BudgetTerms. The others are for those who call it themselves: where to think, and in what
         directory to log."""
         self._pool = pool
         self._watch = PoolWatch()
@@ -44,13 +48,18 @@ class ServePolicy:
         self._thinking: Future[tuple[Signals, Decision]] | None = None
         self._began_s = 0.0
         self._now_s = 0.0
+        self._decided: int | None = None
         self._fault: str | None = None
         self._logs = logs
         self._log: DecisionLog | None = None
         self._metrics: _Metrics | None = None
         self._controller: Controller | None = None
+        self._seat: _Seat | None = None
         try:
-            self._controller = PolicySpec.from_dict(policy, pool).controller()
+            spec = PolicySpec.from_dict(policy, pool)
+            if budget is not None:
+                self._seat = _Seat(pool, BudgetTerms.from_dict(budget, "budget"), spec.guardrails.min_replicas)
+            self._controller = spec.controller()
         except Exception as error:
             self._complain(f"{type(error).__name__}: {error}")
 
@@ -67,20 +76,30 @@ class ServePolicy:
         if self._controller is None:
             return target
         now_s = self._now_s = max(self._now_s, ctx.current_time or time.time())
+        if self._seat is not None:
+            self._seat.keep(ctx.app_name, target, now_s)
         if self._thinking is not None:
             if not self._thinking.done():
                 if now_s - self._began_s > _STUCK_S:
                     self._complain(f"the policy has not answered for {_STUCK_S:.0f} s")
                 return target
             signals, decision = self._thinking.result()
-            self._thinking = None
+            self._thinking, self._decided = None, decision.target
+            if signals.target != target:  # changed meanwhile, as when requests have woken the pool
+                return target
+            if self._seat is not None:
+                decision = self._seat.afford(decision, now_s)
             self._note(signals, decision, now_s)
             return decision.target
         if now_s - self._began_s >= _EVERY_S - 0.05:  # Serve's calls are a tenth of a second apart
             self._began_s = now_s
             replicas = [replica.unique_id for replica in ctx.running_replicas]
             queued = float(ctx.total_queued_requests or 0.0)
-            signals = self._watch.signals(now_s, _by_id(ctx.raw_metrics or {}), replicas, target, queued)
+            raw, last_up_s = _by_id(ctx.raw_metrics or {}), ctx.last_scale_up_time
+            signals = self._watch.signals(now_s, raw, replicas, target, queued, last_up_s)
+            if self._decided == 0 and target > 0:  # not by us
+                self._decided = target
+                self._note(replace(signals, target=0), Decision(target, None, "woken"), now_s)
             if self._watch.awaits_first(now_s):
                 return target
             self._thinking = self._executor.submit(_decide, self._controller, signals, now_s)
@@ -99,6 +118,33 @@ class ServePolicy:
         if fault != self._fault:
             self._fault = fault
             logging.getLogger("ray.serve").error("autoscaling of %s keeps its replicas: %s", self._pool, fault)
+
+
+class _Seat:
+    """One pool's at the budget of its application."""
+
+    def __init__(self, pool: str, terms: BudgetTerms, min_replicas: int) -> None:
+        self._terms = terms
+        self._wish = PoolWish(pool, 0, min_replicas, terms.gpus_per_replica, terms.priority)
+        self._budget: SharedBudget | None = None
+
+    def keep(self, app: str, target: int, now_s: float) -> None:
+        """What the pool has, though this never decided it, it wishes for: at first, and when requests have woken it."""
+        if self._budget is None:
+            self._budget = shared_budget(app)
+        if target > self._wish.wanted:
+            self._wish = replace(self._wish, wanted=target)
+        self._budget.hear(self, self._wish, now_s)
+
+    def afford(self, decision: Decision, now_s: float) -> Decision:
+        """After keep()."""
+        assert self._budget is not None
+        self._wish = replace(self._wish, wanted=decision.target)
+        self._budget.hear(self, self._wish, now_s)
+        granted = self._budget.grant(self._wish.name, self._terms.gpus, now_s)
+        if granted >= decision.target:
+            return decision
+        return replace(decision, target=granted, limits=(*decision.limits, "gpu_budget"))
 
 
 def _decide(controller: Controller, signals: Signals, now_s: float) -> tuple[Signals, Decision]:

@@ -6,6 +6,9 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autoscaling.settings import PolicyError, Settings, setting
 
 PROFILES = Path(__file__).parent / "profiles"
@@ -43,6 +46,13 @@ class ServiceModel(Settings):
             + self.decode_seq_s * decodes
             + self.decode_context_s * context
         )
+
+    def alone_s(self, prompt_tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Time to first token of such prompts on a replica that has nothing else to do: no fleet is faster."""
+        tokens = prompt_tokens.astype(np.float64)
+        steps = np.ceil(tokens / self.max_num_batched_tokens)
+        work_s: NDArray[np.float64] = self.prefill_token_s * tokens + self.prefill_pair_s * tokens**2 / 2
+        return self.base_s * steps + work_s + self.overhead_s
 
     @classmethod
     def load(cls, name_or_file: str) -> ServiceModel:

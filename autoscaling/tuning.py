@@ -38,7 +38,7 @@ SPACES: dict[str, dict[str, Range]] = {
     },
     "predictive": {"utilisation": Range(0.4, 0.9), "headroom": Range(0.0, 0.5)},
 }
-GUARDRAILS = {"downscale_window_s": Range(30.0, 600.0, log=True)}  # for policies that heed them
+GUARDRAILS = {"downscale_window_s": Range(30.0, 1200.0, log=True)}  # for policies that heed them
 
 
 @dataclass(frozen=True, slots=True)

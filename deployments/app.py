@@ -22,7 +22,10 @@ from deployments.serve_flags import replica_env
 def build(config: ServeConfig) -> Application:
     """Gateway -> one ModelReplica deployment per pool, by the table that ModelRouter keeps. Where limits are counted by
     the store `actor`, all gateways also share a LimitHub."""
-    pools = {model.name: _pool(model, pins_of(model.pinned_prompts, config.gateway)) for model in config.models}
+    pools = {
+        model.name: _pool(model, pins_of(model.pinned_prompts, config.gateway), config.budget_terms(model))
+        for model in config.models
+    }
     upstreams = tuple(upstream.name for upstream in config.upstreams)
     router = _light(ModelRouter, num_replicas=1, user_config={}).bind(
         tuple(pools), upstreams, config.tier_priorities, config.standalone_upstreams
@@ -52,14 +55,14 @@ def _light(cls: Any, num_replicas: int, **options: Any) -> Any:
     )
 
 
-def _pool(model: ModelConfig, pins: tuple[Pin, ...]) -> Any:
+def _pool(model: ModelConfig, pins: tuple[Pin, ...], budget: dict[str, Any] | None) -> Any:
     slug = re.sub(r"[^A-Za-z0-9_.-]+", "-", model.name)
     deployment: Any = serve.deployment(ModelReplica)
     scaling = model.autoscaling
     replicas: dict[str, Any] = (
         {"num_replicas": model.replicas}
         if scaling is None
-        else {"autoscaling_config": scaling.for_serve(model.name, model.replicas)}
+        else {"autoscaling_config": scaling.for_serve(model.name, model.replicas, budget)}
     )
     return deployment.options(
         name=f"ModelReplica-{slug}",

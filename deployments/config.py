@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from deployments.gateway.config import GatewayConfig
 from deployments.pinned_prompt import PinnedPrompt
 from deployments.router.policies import POLICIES
-from deployments.scaling import ScalingConfig
+from deployments.scaling import GpuBudget, ScalingConfig
 from deployments.tiers import DEFAULT_TIER
 from deployments.upstream.config import UpstreamConfig
 from engine.config import EngineConfig
@@ -31,11 +31,12 @@ class ModelConfig(_Strict):
     when as much work waits, in seconds, requests are refused, those of lower tiers earlier; None: never for that.
     `pinned_prompts`: kept in the prefix cache of every replica from its start, in half of its blocks at most.
     `autoscaling`: the number of replicas changes, within its bounds; `replicas`, if more than the least, is how many
-    there are at first and after a change of the pool's settings.
+    there are at first and after a change of the pool's settings. `cold_start_timeout_s`: how long a request waits for
+    the first replica of a pool that has none, where `autoscaling.min_replicas` is 0.
     """
 
     name: str = Field(min_length=1, max_length=200, pattern=r"^\S+$")
-    replicas: int = Field(1, ge=1)
+    replicas: int = Field(1, ge=0)
     max_ongoing_requests: int = Field(1024, ge=1)
     num_cpus: float = Field(1.0, ge=0)
     num_gpus: float | None = Field(None, ge=0)
@@ -44,6 +45,7 @@ class ModelConfig(_Strict):
     health_check_period_s: float = Field(1.0, gt=0)
     graceful_shutdown_timeout_s: float = Field(600.0, ge=0)
     autoscaling: ScalingConfig | None = None
+    cold_start_timeout_s: float = Field(300.0, ge=0)
     pinned_prompts: tuple[PinnedPrompt, ...] = ()
     engine: EngineConfig
 
@@ -58,6 +60,17 @@ class ModelConfig(_Strict):
         if self.pinned_prompts and not self.engine.enable_prefix_caching:
             raise ValueError("pinned_prompts need engine.enable_prefix_caching, which is off")
         return self
+
+    @model_validator(mode="after")
+    def _check_replicas(self) -> Self:
+        if self.replicas == 0 and not self.may_rest:
+            raise ValueError("replicas must be at least 1, got 0; without any needs autoscaling.min_replicas 0")
+        return self
+
+    @property
+    def may_rest(self) -> bool:
+        """Whether it may be without any replica."""
+        return self.autoscaling is not None and self.autoscaling.min_replicas == 0
 
     @property
     def most_replicas(self) -> int:
@@ -75,11 +88,12 @@ class ModelConfig(_Strict):
 
 class ServeConfig(_Strict):
     """All of one application: `models` are pools served side by side behind one gateway, and `upstreams` external
-    servers that routes may name; with an upstream that can stand alone there need be no pool. How requests are divided
-    among them is the `user_config` of the deployment ModelRouter (see router.config); without it each pool, and each
-    upstream that can stand alone, is a model of its own name."""
+    servers that routes may name; with an upstream that can stand alone there need be no pool. `gpu_budget` is shared by
+    the pools. How requests are divided among pools and upstreams is the `user_config` of the deployment ModelRouter
+    (see router.config); without it each pool, and each upstream that can stand alone, is a model of its own name."""
 
     models: tuple[ModelConfig, ...] = ()
+    gpu_budget: GpuBudget | None = None
     upstreams: tuple[UpstreamConfig, ...] = ()
     gateway: GatewayConfig = GatewayConfig()
     gateway_replicas: int = Field(1, ge=1)
@@ -106,6 +120,41 @@ class ServeConfig(_Strict):
                 "use actor or redis"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> Self:
+        budget = self.gpu_budget
+        if budget is None:
+            return self
+        names = [model.name for model in self.models]
+        if unknown := [name for name in budget.pools if name not in names]:
+            raise ValueError(f"gpu_budget.pools names {unknown[0]!r}, which is none of models: {', '.join(names)}")
+        left = budget.gpus - sum(self._least_gpus(model) for model in self.models)
+        if left < 0:
+            raise ValueError(
+                f"gpu_budget.gpus must be at least {budget.gpus - left:g}, which the least replicas of all pools take, "
+                f"got {budget.gpus:g}"
+            )
+        for model in self.models:
+            each = budget.per_replica(model.name, model.gpus_per_replica)
+            if model.may_rest and each > left:
+                raise ValueError(
+                    f"gpu_budget.gpus {budget.gpus:g} never has room for {model.name!r}: a replica takes {each:g}, and "
+                    f"the least replicas of other pools leave {left:g}"
+                )
+        return self
+
+    def budget_terms(self, model: ModelConfig) -> dict[str, Any] | None:
+        """See GpuBudget.terms()."""
+        if self.gpu_budget is None:
+            return None
+        fixed = sum(self._least_gpus(other) for other in self.models if other.autoscaling is None)
+        return self.gpu_budget.terms(model.name, model.gpus_per_replica, fixed)
+
+    def _least_gpus(self, model: ModelConfig) -> float:
+        assert self.gpu_budget is not None
+        least = model.replicas if model.autoscaling is None else model.autoscaling.min_replicas
+        return least * self.gpu_budget.per_replica(model.name, model.gpus_per_replica)
 
     @property
     def standalone_upstreams(self) -> tuple[str, ...]:

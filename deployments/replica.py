@@ -35,7 +35,8 @@ class ModelReplica:
         await asyncio.to_thread(pin_all, engine, pins)
         self._engine = AsyncEngine(engine)
         replica_id = serve.get_replica_context().replica_id.unique_id
-        self._load = LoadMeter(config.engine.max_num_seqs, time.monotonic() - began_s)
+        self._startup_s = time.monotonic() - began_s
+        self._load = LoadMeter(config.engine.max_num_seqs, self._startup_s)
         self._telemetry = EngineTelemetry(self._engine, config.name, replica_id, self._load)
         self._publishing = asyncio.create_task(self._telemetry.run())
         secret = secrets.token_bytes(32)
@@ -53,6 +54,7 @@ class ModelReplica:
             f"fp_{capacity.fingerprint[:10]}",
             self._address,
             tuple(sorted(self._engine.engine.prefix_root.items())),
+            self._startup_s,
         )
 
     async def state(self) -> ReplicaState:

@@ -21,12 +21,13 @@ class Address:
 class ReplicaInfo:
     """`max_model_len`: the longest sequence that can ever run here: the model's context, or the KV pool if smaller.
     `fingerprint` names the weights. `prefix_root`: what besides a salt and the tokens makes the digests of its prefix
-    cache, see engine.kv.prefix.root_digest; empty: it caches no prefixes."""
+    cache, see engine.kv.prefix.root_digest; empty: it caches no prefixes. `startup_s`: what its constructor took."""
 
     max_model_len: int
     fingerprint: str
     address: Address
     prefix_root: tuple[tuple[str, str], ...] = ()
+    startup_s: float = 0.0
 
 
 class Duty(StrEnum):
@@ -35,6 +36,15 @@ class Duty(StrEnum):
     ACTIVE = "active"
     DRAINED = "drained"  # an operator has taken it out of rotation, and may put it back
     LEAVING = "leaving"  # Serve has taken it out, for good
+
+
+class Vacancy(StrEnum):
+    """Why no replica of a pool takes requests, as far as one gateway knows."""
+
+    ASLEEP = "asleep"  # it has none while nobody asks; the next request starts one
+    STARTING = "starting"
+    FAILING = "failing"  # those that were started did not come up
+    DOWN = "down"
 
 
 @dataclass(frozen=True, slots=True)

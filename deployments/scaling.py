@@ -27,7 +27,7 @@ class ScalingConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     policy: str = "slo"
-    min_replicas: int = Field(1, ge=1)
+    min_replicas: int = Field(1, ge=0)
     max_replicas: int = Field(8, ge=1)
     params: dict[str, Any] = Field(default_factory=dict)
     guardrails: dict[str, Any] = Field(default_factory=dict)
@@ -72,13 +72,14 @@ class ScalingConfig(BaseModel):
             raise ValueError(f"min_replicas must be at most max_replicas {self.max_replicas}, got {self.min_replicas}")
         return self
 
-    def for_serve(self, pool: str, initial_replicas: int) -> AutoscalingConfig:
-        """Serve's own delays and factors are off: guardrails do that. Where it is told `initial_replicas`, Serve goes
-        back to them whenever the pool's settings change; else it keeps those there are, and begins with the least."""
+    def for_serve(self, pool: str, initial_replicas: int, budget: Mapping[str, Any] | None = None) -> AutoscalingConfig:
+        """`budget`: GpuBudget.terms(). Serve's own delays and factors are off: guardrails do that. Where it is told
+        `initial_replicas`, Serve goes back to them whenever the pool's settings change; else it keeps those there are,
+        and begins with the least."""
         from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
         first = min(self.max_replicas, initial_replicas)
-        given = {"pool": pool, "policy": self.model_dump()}
+        given = {"pool": pool, "policy": self.model_dump(), "budget": budget}
         policy = AutoscalingPolicy(policy_function=_ADAPTER, policy_kwargs=given)  # type: ignore[no-untyped-call]
         with warnings.catch_warnings():
             # metrics_interval_s is called deprecated, and is what replicas push by.
@@ -93,6 +94,40 @@ class ScalingConfig(BaseModel):
                 downscale_delay_s=0.0,
                 policy=policy,
             )
+
+
+class PoolBudget(BaseModel):
+    """`priority`: smaller is more important. `gpus_per_replica`: what one takes of the budget, if not what it reserves
+    in Ray."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    priority: int = 0
+    gpus_per_replica: float | None = Field(None, gt=0)
+
+
+class GpuBudget(BaseModel):
+    """All GPUs that the application's pools may have together. By priority when they want more: see
+    autoscaling.budget.share. Pools that `pools` does not name have priority 0."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    gpus: float = Field(gt=0)
+    pools: Mapping[str, PoolBudget] = {}
+
+    def per_replica(self, pool: str, reserved: float) -> float:
+        """`reserved`: what a replica reserves in Ray."""
+        own = self.pools.get(pool, PoolBudget()).gpus_per_replica
+        return reserved if own is None else own
+
+    def terms(self, pool: str, reserved: float, fixed: float) -> dict[str, Any] | None:
+        """What the pool's policy is told; None: it takes nothing of the budget. `fixed`: what pools have that do not
+        scale."""
+        each = self.per_replica(pool, reserved)
+        if not each:
+            return None
+        priority = self.pools.get(pool, PoolBudget()).priority
+        return {"gpus": self.gpus - fixed, "gpus_per_replica": each, "priority": priority}
 
 
 def _checked(make: Callable[[], object]) -> None:

@@ -41,7 +41,7 @@ class ConfigFileError(ValueError):
 class ServeFile:
     """A config without known faults. `raw` is what Serve takes; `config` the typed `args:` of the application that
     is ours, the first if there are several; `model_ids` are what clients may ask it for, and `pooled_ids` those of them
-    that a pool of ours serves."""
+    that a pool of ours serves from the start."""
 
     source: str
     raw: Mapping[str, Any]
@@ -100,10 +100,12 @@ class ServeFile:
         if found := list(_pin_problems(raw["applications"].index(app), config)):
             raise ConfigFileError([_line(problem, places, label) for problem in found])
         table = table_of(app, config)
+        resting = {model.name for model in config.models if model.replicas == 0}
         pooled = tuple(
             name
             for name, route in table.routes.items()
             if any(not table.targets[share.target].external for share in route.shares)
+            and not all(share.target in resting for share in route.shares)
         )
         return cls(source, raw, config, str(app.get("name", "default")), tuple(table.routes), pooled)
 

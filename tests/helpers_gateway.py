@@ -21,9 +21,10 @@ import uvicorn
 from deployments.gateway.app import create_app
 from deployments.gateway.backend import ServedModel
 from deployments.gateway.config import GatewayConfig
+from deployments.gateway.errors import ModelUnavailableError
 from deployments.gateway.origin import Origin
 from deployments.gateway.request_log import RequestLog
-from deployments.replica_info import Duty, ReplicaState
+from deployments.replica_info import Duty, ReplicaState, Vacancy
 from engine.text import TextModel, TextStream, load_text
 from engine.types import FinishReason, GenerateRequest, Timings, TokenDelta, TokenLogprob
 
@@ -56,7 +57,7 @@ Script = Callable[[GenerateRequest, int], Sequence[int]]
 @dataclass
 class FakeBackend:
     """Plays `script` one token per step, every choice in every step. `fail`: raised by generate before step
-    `fail_at`. `gate`: awaited before each step."""
+    `fail_at`. `gate`: awaited before each step. `asleep`: what a model of unknown length becomes when it is woken."""
 
     served: dict[str, ServedModel] = field(default_factory=lambda: {MODEL: demo_model()})
     script: Script = count_script
@@ -71,12 +72,24 @@ class FakeBackend:
         default_factory=lambda: {MODEL: [ReplicaState(name, Duty.ACTIVE, 2, 3, 1) for name in ("r1", "r2")]}
     )
     drains: list[tuple[Any, ...]] = field(default_factory=list)
+    asleep: ServedModel | None = None
+    awakened: list[str] = field(default_factory=list)
     calls: list[tuple[GenerateRequest, ...]] = field(default_factory=list)
     closed: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
 
     def models(self) -> Mapping[str, ServedModel]:
         return self.served
+
+    async def awaken(self, model_id: str) -> None:
+        """To a model that is known."""
+        self.awakened.append(model_id)
+        if self.asleep is None:
+            raise ModelUnavailableError(5.0)
+        self.served = {**self.served, model_id: self.asleep}
+
+    def vacancy(self, pool: str) -> Vacancy:
+        return Vacancy.ASLEEP
 
     async def ready(self) -> bool:
         return self.is_ready

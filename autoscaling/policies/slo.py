@@ -37,8 +37,9 @@ class SloParams(Settings):
 
 _REACTION_S = 10.0  # signals and decision take their time too
 _BRIEFLY = 0.9  # how full replicas may be for as long as a peak lasts
-_BOLDNESS = 0.2  # of the integral limit that the correction may go upward: good days hide how full is too full
+_BOLDNESS = 0.8  # of the integral limit that the correction may go upward: good days hide how full is too full
 _WIDE = 0.5  # p95 below so much of the SLO: replicas may be fuller
+_EASE = 0.5  # of the gain at which they become so
 
 
 class LatencySlo:
@@ -100,6 +101,6 @@ class LatencySlo:
         if s.ttft_p95_s is None or s.starting or s.serving != s.target:
             return
         ratio = s.ttft_p95_s / p.ttft_slo_s
-        error = min(1.0, math.log(max(ratio, 1e-3) / 0.8)) if ratio > 0.8 else max(0.0, _WIDE - ratio) * -0.2
+        error = min(1.0, math.log(max(ratio, 1e-3) / 0.8)) if ratio > 0.8 else -_EASE * max(0.0, _WIDE - ratio)
         self._correction -= error * p.integral_gain * elapsed
         self._correction = max(-p.integral_limit, min(_BOLDNESS * p.integral_limit, self._correction))

@@ -14,7 +14,8 @@ namespace {
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kWindow = 10.0;
-constexpr int kBuckets = 10;
+constexpr int64_t kBucketsPerSecond = 5;
+constexpr int64_t kBuckets = 10 * kBucketsPerSecond;
 constexpr size_t kItls = 128;
 constexpr double kRateDecay = 0.98;
 constexpr int kSampleFields = 13;
@@ -40,8 +41,8 @@ struct Later {  // a heap with the earliest (finish_step, index) on top
 };
 
 struct Bucket {
-    int64_t second = -1;
-    double arrivals = 0, work = 0;
+    int64_t number = -1, arrivals = 0, steps = 0;
+    double took = 0;
 };
 
 enum State { kStarting, kServing, kDraining, kGone };
@@ -52,10 +53,11 @@ struct Replica {
     double gone = kInf;
     std::deque<Seq> waiting, prefilling;
     std::vector<Seq> decoding;
-    int64_t pending = 0, context = 0, reserved = 0, step = 0, step_tokens = 0;
+    int64_t pending = 0, unanswered = 0, context = 0, reserved = 0, step = 0, step_tokens = 0;
     double step_end = kInf, step_time = 0;
     bool step_starved = false;
     double rate_tokens = 0, rate_time = 0;
+    double shortest = kInf;
     Bucket buckets[kBuckets];
     std::deque<std::pair<double, double>> ttfts;
     std::vector<double> itls;
@@ -65,14 +67,15 @@ struct Replica {
     int64_t decodes() const { return static_cast<int64_t>(decoding.size()); }
     int64_t seated() const { return static_cast<int64_t>(prefilling.size() + decoding.size()); }
     int64_t ongoing() const { return static_cast<int64_t>(waiting.size()) + seated(); }
-    int64_t work() const { return pending + kTokensPerRequest * ongoing(); }
+    int64_t work() const { return unanswered + kTokensPerRequest * ongoing(); }
 
-    void count(double at, double arrivals, double work) {
-        const auto second = static_cast<int64_t>(at);
-        Bucket& b = buckets[second % kBuckets];
-        if (b.second != second) b = Bucket{second, 0, 0};
+    void count(double at, int64_t arrivals, int64_t steps, double took) {
+        const auto number = static_cast<int64_t>(at * kBucketsPerSecond);
+        Bucket& b = buckets[number % kBuckets];
+        if (b.number != number) b = Bucket{number, 0, 0, 0};
         b.arrivals += arrivals;
-        b.work += work;
+        b.steps += steps;
+        b.took += took;
     }
 };
 
@@ -88,7 +91,7 @@ class Cluster {
     Cluster(const Model& model, const double* at, const int64_t* prompt, const int64_t* output, int64_t num,
             int router, uint64_t seed, double* ttft, double* finish)
         : model_(model), at_(at), prompt_(prompt), output_(output), num_(num), router_(router), random_(seed),
-          shortest_(model.step(0, 0, 1, 1)), ttft_(ttft), finish_(finish) {}
+          ttft_(ttft), finish_(finish) {}
 
     void start(double now, double ready) {
         all_.push_back(std::make_unique<Replica>(now, ready));
@@ -149,14 +152,18 @@ class Cluster {
 
    private:
     void sample(Replica& r, double now, double* row) {
-        const auto oldest = static_cast<int64_t>(now) - kBuckets;
-        double arrivals = 0, work = 0;
+        const auto newest = static_cast<int64_t>(now * kBucketsPerSecond);
+        int64_t arrivals = 0, steps = 0;
+        double took = 0;
         for (const Bucket& b : r.buckets)
-            if (b.second > oldest) {
+            if (b.number > newest - kBuckets) {
                 arrivals += b.arrivals;
-                work += b.work;
+                steps += b.steps;
+                took += b.took;
             }
-        const double span = kWindow - 1.0 + now - std::floor(now);
+        const double span = kWindow + now - static_cast<double>(newest + 1) / static_cast<double>(kBucketsPerSecond);
+        double work = 0;
+        if (steps) work = r.shortest < kInf ? std::max(0.0, took - static_cast<double>(steps) * r.shortest) : kNan;
         while (!r.ttfts.empty() && r.ttfts.front().first < now - kWindow) r.ttfts.pop_front();
         scratch_.clear();
         for (const auto& entry : r.ttfts) scratch_.push_back(entry.second);
@@ -173,7 +180,7 @@ class Cluster {
             work / span,
             static_cast<double>(r.seated()) / static_cast<double>(model_.seats),
             static_cast<double>(r.context + r.reserved) / static_cast<double>(model_.kv_tokens),
-            arrivals / span,
+            static_cast<double>(arrivals) / span,
             p50,
             p95,
             itl,
@@ -221,8 +228,16 @@ class Cluster {
             b += b >= a;
             return serving_[b]->work() < serving_[a]->work() ? serving_[b] : serving_[a];
         }
-        return *std::min_element(serving_.begin(), serving_.end(),
-                                 [](const Replica* a, const Replica* b) { return a->work() < b->work(); });
+        int64_t least = std::numeric_limits<int64_t>::max();
+        equal_.clear();
+        for (Replica* r : serving_) {
+            const int64_t work = r->work();
+            if (work > least) continue;
+            if (work < least) equal_.clear();
+            least = work;
+            equal_.push_back(r);
+        }
+        return equal_[equal_.size() > 1 ? draw(equal_.size()) : 0];
     }
 
     uint64_t draw(uint64_t n) {  // splitmix64
@@ -233,10 +248,11 @@ class Cluster {
     }
 
     void give(Replica& r, const Seq& seq, double now) {
-        r.count(now, 1, 0);
+        r.count(now, 1, 0, 0);
         if (static_cast<int64_t>(r.waiting.size()) >= model_.max_waiting) return refuse();
         r.waiting.push_back(seq);
         r.pending += seq.prompt;
+        r.unanswered += seq.prompt;
         if (r.step_end == kInf) begin(r, now);
     }
 
@@ -331,7 +347,8 @@ class Cluster {
     void end(Replica& r) {
         const double now = r.step_end;
         ++r.step;
-        r.count(now, 0, std::max(0.0, r.step_time - shortest_));
+        r.count(now, 0, 1, r.step_time);
+        if (!r.step_tokens) r.shortest = std::min(r.shortest, r.step_time);
         if (!r.decoding.empty()) {
             if (r.itls.size() < kItls)
                 r.itls.push_back(r.step_time);
@@ -362,9 +379,10 @@ class Cluster {
     void first_token(Replica& r, Seq seq, double now) {
         r.reserved -= seq.prompt;
         if (std::isnan(ttft_[seq.index])) {
-            const double ttft = now - at_[seq.index] + model_.overhead;
-            ttft_[seq.index] = ttft;
+            const double ttft = now - at_[seq.index];
+            ttft_[seq.index] = ttft + model_.overhead;
             r.ttfts.emplace_back(now, ttft);
+            r.unanswered -= seq.prompt;
         }
         if (!--seq.left) return finish(seq.index, now);
         seq.start_step = r.step;
@@ -398,14 +416,13 @@ class Cluster {
     const int64_t num_;
     const int router_;
     uint64_t random_;
-    const double shortest_;
     double* ttft_;
     double* finish_;
     uint64_t turn_ = 0;
     int64_t next_ = 0, open_ = 0, rejected_ = 0;
     std::vector<std::unique_ptr<Replica>> all_;
     std::vector<Replica*> live_;
-    std::vector<Replica*> serving_;
+    std::vector<Replica*> serving_, equal_;
     std::deque<Seq> gateway_;
     std::vector<double> scratch_;
 };

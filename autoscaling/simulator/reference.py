@@ -15,7 +15,8 @@ from autoscaling.simulator.cluster import ROUTERS, Counts
 from autoscaling.traces.trace import Trace
 
 STARTING, SERVING, DRAINING, GONE = range(4)
-NUM_BUCKETS = int(WINDOW_S)  # of one second each
+BUCKETS_PER_S = 5
+NUM_BUCKETS = int(WINDOW_S) * BUCKETS_PER_S
 NUM_ITL = 128  # steps with decodes that the ITL percentile is of
 RATE_DECAY = 0.98  # per step, of the prefill rate
 TOKENS_PER_REQUEST = 128  # what a request weighs beside its prompt tokens, as in deployments.router.policies.work
@@ -45,6 +46,7 @@ class Replica:
     prefilling: deque[Seq] = field(default_factory=deque)
     decoding: list[tuple[int, int, Seq]] = field(default_factory=list)  # heap by (finish_step, index)
     pending: int = 0  # prompt tokens not computed, of waiting and prefilling
+    unanswered: int = 0  # prompt tokens, computed or not, of requests without a first token
     context: int = 0  # tokens that the decoding attend over
     reserved: int = 0  # tokens of K/V of the prefilling, whole prompts
     step: int = 0
@@ -54,7 +56,8 @@ class Replica:
     step_starved: bool = False  # it began with prompt tokens pending
     rate_tokens: float = 0.0
     rate_s: float = 0.0
-    buckets: list[tuple[int, float, float]] = field(default_factory=lambda: [(-1, 0.0, 0.0)] * NUM_BUCKETS)
+    shortest_s: float = math.inf  # of the steps without a prompt
+    buckets: list[tuple[int, int, int, float]] = field(default_factory=lambda: [(-1, 0, 0, 0.0)] * NUM_BUCKETS)
     ttfts: deque[tuple[float, float]] = field(default_factory=deque)
     itls: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_ITL))
 
@@ -64,15 +67,15 @@ class Replica:
 
     @property
     def work(self) -> int:
-        """What the gateway's policies compare."""
-        return self.pending + TOKENS_PER_REQUEST * self.ongoing
+        """What the gateway's policies compare: a gateway hears of first tokens, not of how far a prompt is."""
+        return self.unanswered + TOKENS_PER_REQUEST * self.ongoing
 
-    def count(self, at_s: float, arrivals: float, work_s: float) -> None:
-        second = int(at_s)
-        held, a, w = self.buckets[second % NUM_BUCKETS]
-        if held != second:
-            a = w = 0.0
-        self.buckets[second % NUM_BUCKETS] = (second, a + arrivals, w + work_s)
+    def count(self, at_s: float, arrivals: int, steps: int, step_s: float) -> None:
+        bucket = int(at_s * BUCKETS_PER_S)
+        held, a, n, took_s = self.buckets[bucket % NUM_BUCKETS]
+        if held != bucket:
+            a, n, took_s = 0, 0, 0.0
+        self.buckets[bucket % NUM_BUCKETS] = (bucket, a + arrivals, n + steps, took_s + step_s)
 
 
 class ReferenceCluster:
@@ -91,7 +94,6 @@ class ReferenceCluster:
         self._gateway: deque[Seq] = deque()
         self._open = 0
         self._rejected = 0
-        self._shortest_s = model.step_s(0, 0, 1, 1)
         self.ttft_s = np.full(len(trace), np.nan)
         self.finish_s = np.full(len(trace), np.nan)
 
@@ -136,13 +138,18 @@ class ReferenceCluster:
         return [self._sample(r, now_s) for r in self._replicas if r.state == SERVING]
 
     def _sample(self, r: Replica, now_s: float) -> ReplicaSample:
-        oldest = int(now_s) - NUM_BUCKETS
-        arrivals = work_s = 0.0
-        for second, a, w in r.buckets:
-            if second > oldest:
+        newest = int(now_s * BUCKETS_PER_S)
+        arrivals = steps = 0
+        took_s = 0.0
+        for bucket, a, n, s in r.buckets:
+            if bucket > newest - NUM_BUCKETS:
                 arrivals += a
-                work_s += w
-        span = WINDOW_S - 1.0 + now_s - math.floor(now_s)
+                steps += n
+                took_s += s
+        span_s = WINDOW_S + now_s - (newest + 1) / BUCKETS_PER_S
+        work_s = 0.0
+        if steps:
+            work_s = max(0.0, took_s - steps * r.shortest_s) if r.shortest_s < math.inf else math.nan
         while r.ttfts and r.ttfts[0][0] < now_s - WINDOW_S:
             r.ttfts.popleft()
         ttfts = sorted(value for _, value in r.ttfts)
@@ -155,10 +162,10 @@ class ReferenceCluster:
             len(r.prefilling) + len(r.decoding),
             r.pending,
             r.pending / rate if r.pending else 0.0,
-            work_s / span,
+            work_s / span_s,
             (len(r.prefilling) + len(r.decoding)) / self._model.max_num_seqs,
             kv / self._model.kv_tokens,
-            arrivals / span,
+            arrivals / span_s,
             _percentile(ttfts, 0.50),
             _percentile(ttfts, 0.95),
             _percentile(itls, 0.95) if r.decoding else math.nan,
@@ -202,7 +209,10 @@ class ReferenceCluster:
             b = self._draw(len(serving) - 1)
             b += b >= a
             return serving[b] if serving[b].work < serving[a].work else serving[a]
-        return min(serving, key=lambda r: r.work)
+        works = [r.work for r in serving]
+        least = min(works)
+        equal = [r for r, work in zip(serving, works, strict=True) if work == least]
+        return equal[self._draw(len(equal))] if len(equal) > 1 else equal[0]
 
     def _draw(self, n: int) -> int:
         """splitmix64."""
@@ -214,12 +224,13 @@ class ReferenceCluster:
 
     def _give(self, r: Replica | None, seq: Seq, now_s: float) -> None:
         assert r is not None
-        r.count(now_s, 1.0, 0.0)
+        r.count(now_s, 1, 0, 0.0)
         if len(r.waiting) >= self._model.max_num_waiting:
             self._refuse()
             return
         r.waiting.append(seq)
         r.pending += seq.prompt
+        r.unanswered += seq.prompt
         if r.step_end_s == math.inf:
             self._begin(r, now_s)
 
@@ -268,7 +279,9 @@ class ReferenceCluster:
     def _end(self, r: Replica) -> None:
         now_s = r.step_end_s
         r.step += 1
-        r.count(now_s, 0.0, max(0.0, r.step_s - self._shortest_s))
+        r.count(now_s, 0, 1, r.step_s)
+        if not r.step_tokens and r.step_s < r.shortest_s:
+            r.shortest_s = r.step_s
         if r.decoding:
             r.itls.append(r.step_s)
         if r.step_starved:
@@ -290,9 +303,10 @@ class ReferenceCluster:
     def _first_token(self, r: Replica, seq: Seq, now_s: float) -> None:
         r.reserved -= seq.prompt
         if math.isnan(self.ttft_s[seq.index]):
-            ttft_s = now_s - self._at[seq.index] + self._model.overhead_s
-            self.ttft_s[seq.index] = ttft_s
+            ttft_s = now_s - self._at[seq.index]
+            self.ttft_s[seq.index] = ttft_s + self._model.overhead_s
             r.ttfts.append((now_s, ttft_s))
+            r.unanswered -= seq.prompt
         seq.left -= 1
         if not seq.left:
             self._finish(seq.index, now_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,10 @@ DRAIN_S = 3600.0  # after the last arrival, for those still waiting
 @dataclass(frozen=True, slots=True)
 class Setup:
     """All but the traffic and the policy. Decisions are made every `interval_s`, on samples `signal_age_s` old: with
-    replicas that push every half second those are about the controller's."""
+    replicas that push every half second those are about the controller's. `startups_s`: how long the first
+    replicas that are started take, in turn, where that is known; later ones take the model's time. `seed`: of what a
+    replay of the same traffic would not have the same again: between which requests decisions fall, and who of the
+    equally loaded gets one."""
 
     model: ServiceModel
     router: str = "least_loaded"
@@ -29,6 +33,7 @@ class Setup:
     interval_s: float = 1.0
     signal_age_s: float = 0.5
     seed: int = 0
+    startups_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,15 +79,17 @@ def run(
 ) -> Outcome:
     target = setup.initial_replicas
     for _ in range(target):
-        cluster.start(0.0, 0.0)
+        cluster.start(-setup.model.startup_s, 0.0)
     cluster.advance(0.0)
+    phase_s = setup.interval_s * float(np.random.default_rng([setup.seed, 2]).random())
+    startups_s = chain(setup.startups_s, repeat(setup.model.startup_s))
     rows: list[tuple[float, ...]] = []
     events: list[tuple[float, Decision]] = []
     faults = tick = 0
     while True:
+        now_s = phase_s + tick * setup.interval_s
         tick += 1
-        now_s = tick * setup.interval_s
-        sampled_s = now_s - setup.signal_age_s
+        sampled_s = max(0.0, now_s - setup.signal_age_s)
         cluster.advance(sampled_s)
         samples = cluster.samples(sampled_s)
         cluster.advance(now_s)
@@ -102,7 +109,7 @@ def run(
         if decision.target != target:
             events.append((now_s, decision))
             for _ in range(target, decision.target):
-                cluster.start(now_s, now_s + setup.model.startup_s)
+                cluster.start(now_s, now_s + next(startups_s))
             for _ in range(decision.target, target):
                 cluster.stop(now_s)
             target = decision.target
@@ -112,7 +119,9 @@ def run(
             on_progress(min(1.0, now_s / trace.duration_s))
     columns = np.array(rows or [(0.0,) * 6]).T
     replica_s = sum(
-        max(0.0, min(gone, trace.duration_s) - start) for start, gone in cluster.lifetimes() if start < trace.duration_s
+        max(0.0, min(gone, trace.duration_s) - max(0.0, start))
+        for start, gone in cluster.lifetimes()
+        if start < trace.duration_s
     )
     return Outcome(
         trace, cluster.ttft_s, cluster.counts().rejected, replica_s, tuple(events), faults, Timeline(*columns)

@@ -72,6 +72,8 @@ def _ask(client: httpx.Client, args: argparse.Namespace, draining: bool) -> list
 
 def _drain(client: httpx.Client, args: argparse.Namespace) -> None:
     states = _ask(client, args, draining=True)
+    if not states:
+        print(f"{args.model}: has no replica")
     ours = [args.replica] if args.replica else [state["id"] for state in states]
     try:
         wait_until_empty(args.model, ours, states, lambda: _look(client, args.model))
@@ -128,7 +130,7 @@ def _show(client: httpx.Client) -> None:
     rows: list[Sequence[object]] = [("MODEL", "REPLICA", "STATUS", "STREAMS", "RUNNING", "WAITING")]
     for pool in call(client, "GET", "/admin/v1/pools")["data"]:
         if not pool["replicas"]:
-            rows.append((pool["id"], "none", "down", 0, 0, 0))
+            rows.append((pool["id"], "none", pool["status"], 0, 0, 0))
         for state in pool["replicas"]:
             rows.append((pool["id"], *(state[name] for name in ("id", "status", "streams", "running", "waiting"))))
     print_table(rows, right=3)

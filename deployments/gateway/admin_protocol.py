@@ -152,10 +152,13 @@ class ReplicaAnswer(TypedDict):
 
 @_exact
 class PoolAnswer(TypedDict):
-    """One entry of the configuration's `models`, and its replicas."""
+    """One entry of the configuration's `models`, and its replicas. `status`: `up` when some take requests, `drained`
+    when those there are have been taken out of rotation; without any, `asleep` when the next request starts one,
+    `starting` when one did, `failing` when those that were started did not come up, else `down`."""
 
     id: str
     object: Literal["pool"]
+    status: Literal["up", "drained", "asleep", "starting", "failing", "down"]
     replicas: list[ReplicaAnswer]
 
 

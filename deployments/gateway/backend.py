@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from deployments.gateway.origin import Origin
-from deployments.replica_info import ReplicaState
+from deployments.replica_info import ReplicaState, Vacancy
 from engine.text import TextModel
 from engine.types import GenerateRequest, TokenDelta
 
@@ -51,8 +51,15 @@ class Backend(Protocol):
         aborts whatever still runs. Raises InvalidRequestError and its kin, ModelUnavailableError, QueueFullError (all
         before the first delta) and ReplicaLostError (at any time)."""
 
+    async def awaken(self, model_id: str) -> None:
+        """Starts a model that rests and waits until it is up: until one has been, its `max_model_len` is not known.
+        Raises ModelUnavailableError."""
+
     async def ready(self) -> bool:
-        """Whether every model would take a request now."""
+        """Whether every model would take a request now, if only by starting for it."""
+
+    def vacancy(self, pool: str) -> Vacancy:
+        """Why none of its replicas takes requests, when that is so. Raises KeyError."""
 
     async def pools(self) -> Mapping[str, Sequence[ReplicaState]]:
         """Every pool with those of its replicas that answer in time, by id."""

@@ -73,6 +73,7 @@ class Dispatcher:
         losses, weights = 0, None
         while True:
             await self._somebody_up(job, weights)
+            await self._somebody_awake(job)
             places = self._fit_to_go_on(job, weights)
             try:
                 async with aclosing(self._anywhere(job, places)) as stream:
@@ -93,6 +94,8 @@ class Dispatcher:
                     raise _said_at_last(broken.why, begun=True) from None
                 log.warning("a request has lost its replica and goes on elsewhere: %s", broken.why)
             except Exception as error:
+                if not job.journey.started and failure_of(error) is Failure.ERROR and self._asleep(job):
+                    continue  # the last replica was just leaving
                 raise _said_at_last(error, job.journey.started) from None
 
     async def _somebody_up(self, job: _Job, weights: str | None) -> None:
@@ -107,6 +110,37 @@ class Dispatcher:
                 return
             await asyncio.sleep(_LOOK_S)
 
+    async def _somebody_awake(self, job: _Job) -> None:
+        """Before the client has anything of the answer: wakes the first place that rests, unless one before it is up,
+        and waits for it, and after it for the next, unless one behind it is. Raises as ColdStart.wait() does."""
+        if job.journey.started:
+            return
+        places = [self._places[name] for name in job.plan.candidates]
+        up = next((i for i, name in enumerate(job.plan.candidates) if self._usable(name)), None)
+        resting = [cold for place in places[:up] if (cold := place.resting) is not None]
+        if resting and up is not None:
+            resting[0].begin()
+            return
+        refusal: ModelUnavailableError | None = None
+        for cold in resting:
+            waited_s = self._clock() - job.began_s
+            deadline_s = job.plan.limits.deadline_s
+            try:
+                await cold.wait(waited_s, None if deadline_s is None else deadline_s - waited_s)
+                return
+            except ModelUnavailableError as error:
+                refusal = refusal or error
+        if refusal is not None:
+            raise refusal
+
+    def _asleep(self, job: _Job) -> bool:
+        """Whether nobody would serve it before somebody is woken."""
+        names = job.plan.candidates
+        return not any(map(self._usable, names)) and any(self._places[n].resting is not None for n in names)
+
+    def _usable(self, name: str) -> bool:
+        return self._places[name].up and self._circuits[name].would_allow(self._clock())
+
     def _fit_to_go_on(self, job: _Job, weights: str | None) -> list[str]:
         """Once the client has a part of the answer, only the same weights give the rest of it."""
         return [
@@ -120,7 +154,7 @@ class Dispatcher:
         asked = 0
         for at, name in enumerate(places):
             now_s = self._clock()
-            if not self._places[name].up or not self._circuits[name].would_allow(now_s):
+            if not self._usable(name):
                 continue
             if asked and (self._late(job, now_s) or not self._budget.take(now_s)):
                 break
@@ -151,10 +185,8 @@ class Dispatcher:
             return self._at(job, name)
 
         async def beside() -> _Named:
-            now_s = self._clock()
-            usable = (n for n in (*others, name) if self._places[n].up and self._circuits[n].would_allow(now_s))
-            second = next(usable, None)
-            if second is None or not self._budget.take(now_s):
+            second = next((n for n in (*others, name) if self._usable(n)), None)
+            if second is None or not self._budget.take(self._clock()):
                 raise ModelUnavailableError(_RETRY_AFTER_S)
             async with aclosing(self._at(job, second)) as stream:
                 async for item in stream:

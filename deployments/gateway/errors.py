@@ -27,6 +27,10 @@ class ModelUnavailableError(ServeError):
         self.retry_after_s = retry_after_s
 
 
+class ModelStartError(ModelUnavailableError):
+    """Replicas of the model fail to start."""
+
+
 class OverloadedError(ServeError):
     """More requests wait already than this one may wait behind. `retry_after_s`: until there will be fewer."""
 
@@ -149,6 +153,9 @@ def from_exception(error: Exception) -> ApiError | None:
             return invalid(str(error), error.param, "context_length_exceeded")
         case InvalidRequestError():
             return invalid(str(error), error.param)
+        case ModelStartError():
+            text = "The model can't be started at the moment. Please retry later."
+            return _unavailable(text, "service_unavailable_error", "model_start_failed", error.retry_after_s)
         case ModelUnavailableError():
             text = "The model is not ready to take requests. Please retry shortly."
             return _unavailable(text, "service_unavailable_error", "model_not_ready", error.retry_after_s)

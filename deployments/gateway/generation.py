@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -17,18 +17,18 @@ from deployments.asgi_keys import CANCELS
 from deployments.gateway.accounts import Accounts
 from deployments.gateway.admission import Admission, cost
 from deployments.gateway.answer import Form, Payload
-from deployments.gateway.auth import Authenticator, StaticKeys, authorization_of, visible
-from deployments.gateway.backend import Backend
+from deployments.gateway.auth import Authenticator, StaticKeys, Tenant, authorization_of, visible
+from deployments.gateway.backend import Backend, ServedModel
 from deployments.gateway.body import ClientGoneError, content_coding, decode, read_body
 from deployments.gateway.config import GatewayConfig
 from deployments.gateway.edge import send_json, trace_of
-from deployments.gateway.errors import ReplicaLostError, from_exception, internal, unknown_tier
+from deployments.gateway.errors import ModelUnavailableError, ReplicaLostError, from_exception, internal, unknown_tier
 from deployments.gateway.origin import session_of
 from deployments.gateway.request_log import Trace
 from deployments.gateway.requests import Caller, Job, Prepare
 from deployments.gateway.sse import DONE, EventStream, events, json_event
 from deployments.gateway.tally import Tally
-from deployments.tiers import resolve
+from deployments.tiers import Tier, resolve
 from engine.types import TokenDelta
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,10 @@ class Gate:
         if standing is None:
             raise unknown_tier(tenant.tier)
         name, tier = standing
-        return Caller(self.config, visible(self.backend.models(), tenant.models, tier.model_names), tenant, name, tier)
+        return Caller(self.config, self._models(tenant, tier), tenant, name, tier)
+
+    def _models(self, tenant: Tenant, tier: Tier) -> Mapping[str, ServedModel]:
+        return visible(self.backend.models(), tenant.models, tier.model_names)
 
     async def look(self, scope: Scope, needs: str) -> Caller:
         """As admit, for a request that does not count against limits but whose answer tells of them."""
@@ -82,13 +85,20 @@ class Gate:
         trace = trace_of(scope)
         trace.mark("body", time.perf_counter())
 
-        def prepare() -> R:
+        def prepare(caller: Caller) -> R:
             fields = decode(raw, coding, limit)
             if isinstance(name := fields.get("model"), str) and name in caller.models:
                 trace.model = name
             return use(fields, caller)
 
-        result = await _offload(prepare, len(raw) > _INLINE_BYTES or coding == "gzip")
+        heavy = len(raw) > _INLINE_BYTES or coding == "gzip"
+        try:
+            result = await _offload(lambda: prepare(caller), heavy)
+        except ModelUnavailableError:  # it has not been up since this gateway is there: perhaps it rests
+            assert trace.model is not None
+            await self.backend.awaken(trace.model)
+            awake = replace(caller, models=self._models(caller.tenant, caller.tier))
+            result = await _offload(lambda: prepare(awake), heavy)
         trace.mark("prepare", time.perf_counter())
         return result
 

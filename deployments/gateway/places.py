@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
+from deployments.gateway.cold_start import ColdStart
 from deployments.gateway.origin import Origin
 from deployments.router.failures import Failure
 from deployments.upstream.client import Upstream, UpstreamCall
@@ -41,6 +42,10 @@ class Place(Protocol):
         """While it is not up: whether it may soon be again without anybody's doing."""
 
     @property
+    def resting(self) -> ColdStart | None:
+        """While it has no replica and would start one for a request: what does that."""
+
+    @property
     def suspect(self) -> frozenset[Failure]:
         """Failures that speak against the place, so that its circuit counts them."""
 
@@ -53,6 +58,7 @@ class UpstreamPlace:
     weights = None
     up = True
     returning = False
+    resting = None
     suspect = frozenset({Failure.TIMEOUT, Failure.ERROR, Failure.OVERLOADED})
 
     def __init__(self, upstream: Upstream) -> None:

@@ -15,7 +15,8 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from deployments.channel.client import ChannelClient
-from deployments.replica_info import Duty, ReplicaInfo, ReplicaState
+from deployments.gateway.cold_start import ColdStart
+from deployments.replica_info import Duty, ReplicaInfo, ReplicaState, Vacancy
 from deployments.router.backlog import ReplicaBacklog, ServiceRate
 from deployments.router.policies.base import Policy, ReplicaView, RouteHint
 from deployments.router.prefixes import PrefixIndex
@@ -40,8 +41,8 @@ class _Member:
 
 class Pool:
     """Serve says which replicas there are, by being asked again and again; a connection to each says at once when one
-    is lost. `on_info` is told what the replicas say of themselves whenever that changes. `prefixes`: which of them are
-    believed to hold what."""
+    is lost. `on_info` is told what the replicas say of themselves whenever that changes. `cold`: brings the pool up
+    where it may be without any replica. `prefixes`: which of them are believed to hold what."""
 
     def __init__(
         self,
@@ -51,12 +52,14 @@ class Pool:
         on_info: Callable[[ReplicaInfo], None],
         rng: random.Random,
         block_tokens: int,
+        cold: ColdStart | None = None,
     ) -> None:
         self.name = name
         self.handle = handle
         self._policy = policy
         self._on_info = on_info
         self._rng = rng
+        self._cold = cold
         self._info: ReplicaInfo | None = None
         self.prefixes = PrefixIndex(_MAX_BLOCKS, block_tokens)
         self._members: dict[str, _Member] = {}
@@ -87,6 +90,20 @@ class Pool:
         return not self._taken and not self.drained
 
     @property
+    def resting(self) -> ColdStart | None:
+        """What would bring it up, while it is down and may be so on purpose."""
+        return None if self.up or self.drained or not self._asked else self._cold
+
+    @property
+    def vacancy(self) -> Vacancy:
+        """Why it is down, when it is."""
+        if self._cold is None:
+            return Vacancy.DOWN
+        if self._cold.starting:
+            return Vacancy.STARTING
+        return Vacancy.FAILING if self._cold.failing else Vacancy.ASLEEP
+
+    @property
     def wants_prefixes(self) -> bool:
         """Whether choose() would look at what of a prompt is cached where."""
         usable = (member for member in self._members.values() if member.channel.usable)
@@ -106,7 +123,11 @@ class Pool:
             for member in self._members.values():
                 load = member.channel.load
                 member.rate.observe(loop.time(), load.done_tokens, load.waiting > 0)
-            await asyncio.sleep(_POLL_S)
+            if self._cold is None:
+                await asyncio.sleep(_POLL_S)
+            else:
+                await self._cold.look()
+                await self._cold.answered(_POLL_S)
 
     def choose(self, request: RouteHint, without: Collection[str]) -> ChannelClient | None:
         """A replica whose id is not in `without`; None: there is none that would take the request."""
@@ -177,6 +198,8 @@ class Pool:
             if self._info is None or said != (self._info.max_model_len, self._info.fingerprint):
                 self._on_info(info)
             self._info = info
+            if self._cold is not None:
+                self._cold.said(info.startup_s)
 
     def _follow(self, infos: dict[str, ReplicaInfo], num_unfit: int) -> None:
         """Connects to the replicas that are new, and lets go of those that are unfit or gone."""
@@ -199,10 +222,13 @@ class Pool:
 
     def _note(self) -> None:
         if self._was_up and not self.up:
-            log.warning("pool %s is down", self.name)
+            left = self._taken or any(member.channel.duty is Duty.LEAVING for member in self._members.values())
+            log.log(logging.INFO if left and self._cold else logging.WARNING, "pool %s is down", self.name)
         self._was_up = self.up
         if self._was_up:
             self._taken = False
+            if self._cold is not None:
+                self._cold.up()
         elif any(member.channel.duty is Duty.LEAVING for member in self._members.values()):
             self._taken = True
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 
 from deployments.channel.errors import StreamLostError
+from deployments.gateway.cold_start import ColdStart
 from deployments.gateway.errors import ModelUnavailableError, OverloadedError
 from deployments.gateway.places import Ask, Deltas
 from deployments.gateway.pool import Pool
@@ -47,6 +48,10 @@ class PoolPlace:
     @property
     def returning(self) -> bool:
         return self._pool.returning
+
+    @property
+    def resting(self) -> ColdStart | None:
+        return self._pool.resting
 
     async def attempt(self, ask: Ask) -> Deltas:
         """Raises OverloadedError when too much waits already, QueueFullError or ModelUnavailableError when no replica

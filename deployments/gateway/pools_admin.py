@@ -43,7 +43,7 @@ class _Pools:
 
     async def pools(self, request: Request) -> Response:
         await enter(self._gate, request)
-        return page([_pool(name, states) for name, states in (await self._gate.backend.pools()).items()])
+        return page([self._pool(name, states) for name, states in (await self._gate.backend.pools()).items()])
 
     async def drain(self, request: Request) -> Response:
         by, body = await change(self._gate, request, DrainBody)
@@ -58,7 +58,16 @@ class _Pools:
             states = await backend.drain(body.pool, body.replica, body.timeout_s)
         else:
             states = await backend.undrain(body.pool, body.replica)
-        return answer(_pool(body.pool, states))
+        return answer(self._pool(body.pool, states))
+
+    def _pool(self, name: str, states: Sequence[ReplicaState]) -> dict[str, Any]:
+        duties = {state.duty for state in states}
+        status = (
+            "up" if Duty.ACTIVE in duties
+            else "drained" if Duty.DRAINED in duties
+            else self._gate.backend.vacancy(name)
+        )  # fmt: skip
+        return {"id": name, "object": "pool", "status": status, "replicas": [_replica(state) for state in states]}
 
     async def _note(self, by: Actor, body: DrainBody) -> None:
         action = "replica.drain" if body.draining else "replica.undrain"
@@ -73,16 +82,12 @@ def _unknown(param: str, given: str, known: Sequence[str]) -> ApiError:
     return ApiError(404, f"There is no {param} '{clip(given)}' here. There is: {names}.", INVALID, param)
 
 
-def _pool(name: str, states: Sequence[ReplicaState]) -> dict[str, Any]:
-    replicas = [
-        {
-            "id": state.replica_id,
-            "object": "replica",
-            "status": "draining" if state.duty is Duty.DRAINED and state.streams else state.duty,
-            "streams": state.streams,
-            "running": state.running,
-            "waiting": state.waiting,
-        }
-        for state in states
-    ]
-    return {"id": name, "object": "pool", "replicas": replicas}
+def _replica(state: ReplicaState) -> dict[str, Any]:
+    return {
+        "id": state.replica_id,
+        "object": "replica",
+        "status": "draining" if state.duty is Duty.DRAINED and state.streams else state.duty,
+        "streams": state.streams,
+        "running": state.running,
+        "waiting": state.waiting,
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -13,6 +13,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.config import ModelConfig
 from deployments.gateway.backend import ServedModel
+from deployments.gateway.cold_start import ColdStart, serve_trouble
 from deployments.gateway.dispatch import Dispatcher
 from deployments.gateway.errors import ModelUnavailableError, model_not_found, unsupported
 from deployments.gateway.origin import Origin
@@ -21,7 +22,7 @@ from deployments.gateway.pool import Pool
 from deployments.gateway.pool_place import PoolPlace
 from deployments.gateway.table_feed import follow
 from deployments.metrics import exposition
-from deployments.replica_info import ReplicaInfo, ReplicaState
+from deployments.replica_info import ReplicaInfo, ReplicaState, Vacancy
 from deployments.router.plan import RouteRequest, Unfit, plan
 from deployments.router.policies import POLICIES
 from deployments.router.table import Route, RoutingTable
@@ -58,7 +59,7 @@ class ServeBackend:
         self._known: RoutingTable | None = None  # with what the pools say of themselves
         self._zone, self._region = zone, region
         clock = asyncio.get_running_loop().time
-        self._pools = {c.name: self._pool(c, pools[c.name]) for c in configs}
+        self._pools = {c.name: self._pool(c, pools[c.name], clock) for c in configs}
         places: dict[str, Place] = {c.name: PoolPlace(self._pools[c.name], c.max_queue_s, clock) for c in configs}
         places |= {config.name: UpstreamPlace(Upstream(config)) for config in upstreams}
         self._dispatcher = Dispatcher(places, clock)
@@ -77,10 +78,24 @@ class ServeBackend:
                     await asyncio.sleep(_LOOK_S)
 
     async def ready(self) -> bool:
-        """A pool that an operator has taken out of rotation is not waited for while another serves."""
-        pools = self._pools.values()
-        up = not pools or (any(pool.up for pool in pools) and all(pool.up or pool.drained for pool in pools))
+        """A pool that an operator has taken out of rotation is not waited for while another serves, and one at rest
+        only when its replicas have failed to start."""
+        fit = [pool.up or ((cold := pool.resting) is not None and not cold.failing) for pool in self._pools.values()]
+        drained = [pool.drained for pool in self._pools.values()]
+        up = not fit or (any(fit) and all(f or d for f, d in zip(fit, drained, strict=True)))
         return self._known is not None and up
+
+    async def awaken(self, model_id: str) -> None:
+        route = self._known.routes.get(model_id) if self._known is not None else None
+        names = () if route is None else (*(share.target for share in route.shares), *route.fallbacks)
+        pools = [self._pools[name] for name in names if name in self._pools]
+        cold = next((cold for pool in pools if (cold := pool.resting) is not None), None)
+        if cold is None:
+            raise ModelUnavailableError(_RETRY_AFTER_S)
+        await cold.wait()
+
+    def vacancy(self, pool: str) -> Vacancy:
+        return self._pools[pool].vacancy
 
     async def generate(
         self, model_id: str, requests: tuple[GenerateRequest, ...], streamed: bool, origin: Origin
@@ -165,7 +180,7 @@ class ServeBackend:
         longest = max((t.longest or 0 for t in targets if t.room is not None), default=0)
         return replace(self._by_pool[route.shares[0].target], id=route.model, max_model_len=longest)
 
-    def _pool(self, config: ModelConfig, handle: DeploymentHandle[Any]) -> Pool:
+    def _pool(self, config: ModelConfig, handle: DeploymentHandle[Any], clock: Callable[[], float]) -> Pool:
         name = config.name
 
         def learn(info: ReplicaInfo) -> None:
@@ -175,4 +190,8 @@ class ServeBackend:
             self._refresh()
 
         policy = POLICIES.get(config.routing_policy)()
-        return Pool(name, handle, policy, learn, random.Random(), config.engine.block_size)
+        cold = None
+        if config.may_rest:
+            most = config.max_ongoing_requests
+            cold = ColdStart(name, handle, serve_trouble(handle), config.cold_start_timeout_s, most, clock)
+        return Pool(name, handle, policy, learn, random.Random(), config.engine.block_size, cold)

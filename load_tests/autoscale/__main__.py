@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from load_tests.autoscale.one_to_two import one_to_two
 from load_tests.autoscale.validate import Comparison, markdown, validate
 from load_tests.errors import LoadError
 
@@ -22,11 +23,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     v.add_argument("--seconds", type=float, default=150.0, help="that each trace is played for (default: %(default)s)")
     v.add_argument("--rate", type=float, default=3.5, help="mean requests per second (default: %(default)s)")
     v.add_argument("--seed", type=int, default=0)
+    v.add_argument("--repeat", type=int, default=2, metavar="N", help="real runs of each trace (default: %(default)s)")
     v.add_argument("--out", type=Path, metavar="STEM", help="write STEM.json and STEM.md")
+    r = verbs.add_parser("one-to-two", help="the real engine, one thread a replica, from one replica to two")
+    r.add_argument("--seconds", type=float, default=60.0, help="of load (default: %(default)s)")
+    r.add_argument("--seed", type=int, default=0)
+    r.add_argument("--out", type=Path, metavar="FILE", help="write the tables there, as Markdown")
     args = p.parse_args(argv)
+    if args.verb == "one-to-two":
+        return _one_to_two(args)
     results: list[Comparison] = []
     try:
-        for result in validate(args.trace or _TRACES, args.seconds, args.rate, args.seed, _say):
+        for result in validate(args.trace or _TRACES, args.seconds, args.rate, args.seed, args.repeat, _say):
             results.append(result)
             if args.out is not None:
                 _write(args.out, results)
@@ -35,6 +43,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     print(markdown(results))
     return 0 if all(r.close for r in results) else 2
+
+
+def _one_to_two(args: argparse.Namespace) -> int:
+    try:
+        found = one_to_two(args.seconds, args.seed, _say)
+    except LoadError as error:
+        print(f"load_tests.autoscale: {error}", file=sys.stderr)
+        return 1
+    print(found)
+    if args.out is not None:
+        args.out.write_text(f"# The real engine from one replica to two\n\n{found}\n")
+    return 0
 
 
 def _say(line: str) -> None:

@@ -6,7 +6,8 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,40 +32,71 @@ _NAME = "paced"
 _PROBES = 8
 _PROBE_TOKENS = 64
 _START_S = 240.0
+_STARTED = re.compile(r"deployment='ModelReplica-[^\n]* started successfully [^\n]* after ([0-9.]+)s \(PID")
+_NOTICED_S = 0.45  # the controller acts on a decision a tenth or two later; a gateway asks for replicas twice a second
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """`replicas`: how many processes there were, each second of the trace. `overhead_s`: what a request takes beyond
-    its step on an idle pool. `startup_s`: from decision to service, the mean of those seen; None without any.
-    `decisions`: the log's lines that changed the target. `cpu_s`: of the server, while the trace played."""
+    """`replicas`: how many were wanted or still there, each second of the trace. `overhead_s`: what a request takes
+    beyond its step on an idle pool. `startups_s`: from decision to service, of those seen in turn. `decisions`: the
+    log's lines that changed the target. `cpu_s`: of the server, while the trace played."""
 
     ttft_s: Sequence[float]
     failed: Sequence[str]
     replicas: Sequence[int]
     overhead_s: float
-    startup_s: float | None
+    startups_s: Sequence[float]
     decisions: Sequence[Mapping[str, Any]]
     cpu_s: float
 
+    @property
+    def startup_s(self) -> float | None:
+        """The mean; None without any."""
+        return float(np.mean(self.startups_s)) if self.startups_s else None
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that is ready. `logs`: where Serve's are."""
+
+    endpoint: Endpoint
+    pid: int
+    logs: Path
+
 
 def measure(
-    trace: Trace, profile: Mapping[str, Any], policy: Mapping[str, Any], folder: Path, say: Callable[[str], None]
+    trace: Trace,
+    profile: Mapping[str, Any],
+    policy: Mapping[str, Any],
+    folder: Path,
+    say: Callable[[str], None],
+    engine: Mapping[str, Any] | None = None,
 ) -> Measured:
+    """`engine`: settings of a real one; without them the profile's stand-in. Raises LoadError."""
+    with running(_config(profile, policy, free_port(), engine), folder, say) as server:
+        return asyncio.run(_connected(trace, profile, server))
+
+
+@contextmanager
+def running(config: Mapping[str, Any], folder: Path, say: Callable[[str], None]) -> Iterator[Running]:
     """Raises LoadError."""
     began = time.monotonic()
-    port = free_port()
-    config = folder / "serve.yaml"
-    config.write_text(yaml.safe_dump(_config(profile, policy, port)))
-    launch = Launch((*SLUICE, "serve", "--config", str(config)), _NAME, start_s=_START_S)
+    file = folder / "serve.yaml"
+    file.write_text(yaml.safe_dump(dict(config)))
+    launch = Launch((*SLUICE, "serve", "--config", str(file)), _NAME, start_s=_START_S)
     with serving(launch, folder / "serve.log") as pid:
         logs = _logs(folder / "serve.log")
         say(f"the server is ready after {time.monotonic() - began:.0f} s")
-        return asyncio.run(_connected(trace, profile, Endpoint(f"http://127.0.0.1:{port}", model=_NAME), pid, logs))
+        url = f"http://127.0.0.1:{config['http_options']['port']}"
+        yield Running(Endpoint(url, model=_NAME), pid, logs)
 
 
-def _config(profile: Mapping[str, Any], policy: Mapping[str, Any], port: int) -> dict[str, Any]:
-    engine = {
+def _config(
+    profile: Mapping[str, Any], policy: Mapping[str, Any] | None, port: int, engine: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Without a policy there is one replica."""
+    engine = engine or {
         "model": MODEL,
         "executor": "stand_in",
         "stand_in_times": {name: profile[name] for name in TIMES},
@@ -78,8 +110,8 @@ def _config(profile: Mapping[str, Any], policy: Mapping[str, Any], port: int) ->
         "num_cpus": 0.1,
         "routing_policy": "least_loaded",
         "max_queue_s": None,
-        "autoscaling": dict(policy),
-        "engine": engine,
+        "autoscaling": None if policy is None else dict(policy),
+        "engine": dict(engine),
     }
     return {
         "proxy_location": "HeadOnly",
@@ -103,23 +135,22 @@ def _logs(log: Path) -> Path:
     return Path(found[1])
 
 
-async def _connected(trace: Trace, profile: Mapping[str, Any], endpoint: Endpoint, pid: int, logs: Path) -> Measured:
+async def _connected(trace: Trace, profile: Mapping[str, Any], server: Running) -> Measured:
     try:
-        return await _play(trace, profile, endpoint, pid, logs)
+        return await _play(trace, profile, server.endpoint, server.pid, server.logs)
     finally:
-        endpoint.close()  # while its loop runs
+        server.endpoint.close()  # while its loop runs
 
 
 async def _play(trace: Trace, profile: Mapping[str, Any], endpoint: Endpoint, pid: int, logs: Path) -> Measured:
-    overhead_s = await _overhead(profile, endpoint)
     requests = [
         endpoint.prepare(orjson.dumps([9] * int(prompt)), int(output))
         for prompt, output in zip(trace.prompt_tokens, trace.output_tokens, strict=True)
     ]
-    replicas: list[int] = []
+    processes: list[tuple[float, int]] = []
     meter = CpuMeter(below(pid), {})
     began = time.perf_counter()
-    counting = asyncio.create_task(_count(pid, replicas))
+    counting = asyncio.create_task(_count(pid, processes))
     outcomes = [Outcome(began + at_s) for at_s in (trace.at_s - trace.at_s[0]).tolist()]
     async with asyncio.TaskGroup() as tasks:
         for outcome, request in zip(outcomes, requests, strict=True):
@@ -128,22 +159,22 @@ async def _play(trace: Trace, profile: Mapping[str, Any], endpoint: Endpoint, pi
         counting.cancel()
     cpu_s = sum(meter.read().values())
     changes = _decisions(logs)
-    startups = [d["signals"]["startup_s"] for d in changes if "startup_s" in d["signals"]]
+    overhead_s = await _overhead(profile, endpoint)  # not before: what the policy learns from is the trace alone
     return Measured(
         [o.ttft_s for o in outcomes if o.error is None],
         [o.error for o in outcomes if o.error is not None],
-        replicas,
+        [max(count, _target(changes, at_s)) for at_s, count in processes],
         overhead_s,
-        _startup_s(changes, startups),
+        _startups_s(logs),
         [d for d in changes if d["from"] != d["to"]],
         cpu_s,
     )
 
 
-def _startup_s(decisions: Sequence[Mapping[str, Any]], said: Sequence[float]) -> float | None:
-    """The mean of what the controller measured; it says the slowest of the last few."""
-    scaled_up = any(d["to"] > d["from"] for d in decisions)
-    return float(np.mean(said[-3:])) if scaled_up and said else None
+def _startups_s(logs: Path) -> list[float]:
+    """Of the replicas that came later than the server. The policy's own signal is the slowest of the last few."""
+    text = "".join(file.read_text() for file in logs.glob("controller_*.log"))
+    return [float(found[1]) + _NOTICED_S for found in _STARTED.finditer(text)][1:]
 
 
 async def _overhead(profile: Mapping[str, Any], endpoint: Endpoint) -> float:
@@ -161,10 +192,15 @@ async def _overhead(profile: Mapping[str, Any], endpoint: Endpoint) -> float:
     return max(0.0, float(np.median(taken)))
 
 
-async def _count(pid: int, replicas: list[int]) -> None:
-    """Until cancelled."""
+def _target(decisions: Sequence[Mapping[str, Any]], at_s: float) -> int:
+    """What was wanted then: a replica costs from the decision on, and its process gets its title later."""
+    return next((int(d["to"]) for d in reversed(decisions) if d["time"] <= at_s), 1)
+
+
+async def _count(pid: int, processes: list[tuple[float, int]]) -> None:
+    """Until cancelled: when it was, and how many there were."""
     while True:
-        replicas.append(sum("ModelReplica" in title(child) for child in below(pid)))
+        processes.append((time.time(), sum("ModelReplica" in title(child) for child in below(pid))))
         await asyncio.sleep(1.0)
 
 

@@ -1,23 +1,24 @@
-"""Real against predicted, trace by trace."""
+"""Real against predicted, trace by trace. A run is one draw: whether a decision falls before or after some request
+moves the next ones. So both sides are medians of several, with the least and the most beside them."""
 
 from __future__ import annotations
 
-import json
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from autoscaling.traces.trace import Trace
+from autoscaling.report.summary import summarise
+from autoscaling.service_model import ServiceModel
+from autoscaling.simulator.run import Setup, simulate
+from autoscaling.spec import PolicySpec
+from autoscaling.traces.trace import Trace, load_trace
 from load_tests.autoscale.real import Measured, measure
 from load_tests.autoscale.traffic import make_trace, within, write_trace
 from load_tests.errors import LoadError
-from load_tests.peers.ours import SLUICE
 
 PROFILE: Mapping[str, Any] = {
     "base_s": 0.02,
@@ -40,6 +41,7 @@ POLICY: Mapping[str, Any] = {
 }
 _MAX_PROMPT, _MAX_OUTPUT = 4000, 400
 _CLOSE = 0.2
+_SEEDS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,105 +53,119 @@ class Figures:
     ttft_p95_s: float
     slo_attainment: float
     mean_replicas: float
-    max_replicas: int
-    scale_events: int
+    max_replicas: float
+    scale_events: float
+
+
+def median(runs: Sequence[Figures]) -> Figures:
+    return Figures(*(float(np.median([getattr(run, f.name) for run in runs])) for f in fields(Figures)))
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`off`: predicted over real, less 1."""
+    """`real` and `predicted`: run by run, and seed by seed. `off`: the median of the predicted over that of the
+    real, less 1."""
 
     trace: str
     notes: tuple[str, ...]
     requests: int
     failed: int
     overhead_s: float
-    startup_s: float | None
+    startup_s: float
     server_cpu: float
-    real: Figures
-    predicted: Figures
+    real: tuple[Figures, ...]
+    predicted: tuple[Figures, ...]
 
     @property
     def off(self) -> dict[str, float]:
         names = ("ttft_p50_s", "ttft_p95_s", "mean_replicas", "max_replicas")
-        return {n: getattr(self.predicted, n) / getattr(self.real, n) - 1 for n in names}
+        real, predicted = median(self.real), median(self.predicted)
+        return {n: getattr(predicted, n) / getattr(real, n) - 1 for n in names}
 
     @property
     def close(self) -> bool:
         return all(abs(value) <= _CLOSE for value in self.off.values())
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "off": self.off, "close": self.close}
+        medians = {"real_median": asdict(median(self.real)), "predicted_median": asdict(median(self.predicted))}
+        return {**asdict(self), **medians, "off": self.off, "close": self.close}
 
 
 def validate(
-    traces: Sequence[str], seconds: float, rate: float, seed: int, say: Callable[[str], None]
+    traces: Sequence[str], seconds: float, rate: float, seed: int, repeat: int, say: Callable[[str], None]
 ) -> Iterator[Comparison]:
     """Each as soon as it is known: minutes apart. Raises LoadError."""
     made = [within(make_trace(name, seconds, rate, seed), _MAX_PROMPT, _MAX_OUTPUT) for name in traces]
     for trace in made:
-        yield _one(trace, say)
+        yield _one(trace, repeat, say)
 
 
-def _one(trace: Trace, say: Callable[[str], None]) -> Comparison:
+def _one(trace: Trace, repeat: int, say: Callable[[str], None]) -> Comparison:
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        file = folder / "trace.csv"
+        file = Path(name) / "trace.csv"
         write_trace(trace, file)
-        say(f"{trace.name}: {len(trace)} requests in {trace.duration_s:.0f} s, for real")
-        measured = measure(trace, PROFILE, POLICY, folder, say)
-        if not measured.ttft_s:
-            raise LoadError(f"{trace.name}: no request was answered: {measured.failed[:1]}")
-        predicted = predict(file, measured, folder)
-    slo_s = POLICY["params"]["ttft_slo_s"]
-    ttft = np.array(measured.ttft_s)
-    real = Figures(
-        float(np.quantile(ttft, 0.5)),
-        float(np.quantile(ttft, 0.95)),
-        float(np.count_nonzero(ttft <= slo_s)) / len(trace),
-        float(np.mean(measured.replicas)),
-        max(measured.replicas),
-        len(measured.decisions),
-    )
+        played, runs = load_trace(file), []
+        for i in range(repeat):
+            say(f"{trace.name}: {len(trace)} requests in {trace.duration_s:.0f} s, for real, {i + 1} of {repeat}")
+            runs.append(measure(trace, PROFILE, POLICY, Path(name), say))
+            if not runs[-1].ttft_s:
+                raise LoadError(f"{trace.name}: no request was answered: {runs[-1].failed[:1]}")
+    startups_s = [s for run in runs for s in run.startups_s] or [POLICY["params"]["startup_s"]]
+    startup_s = float(np.mean(startups_s))
+    predicted = [predict(played, run.overhead_s, startup_s, startups_s=run.startups_s) for run in runs]
     return Comparison(
         trace.name,
         trace.notes,
         len(trace),
-        len(measured.failed),
-        measured.overhead_s,
-        measured.startup_s,
-        measured.cpu_s / trace.duration_s,
-        real,
-        _figures(predicted),
+        sum(len(run.failed) for run in runs),
+        float(np.mean([run.overhead_s for run in runs])),
+        startup_s,
+        sum(run.cpu_s for run in runs) / trace.duration_s / repeat,
+        tuple(seen(run, len(trace)) for run in runs),
+        tuple(figures for seeds in predicted for figures in seeds),
     )
 
 
-def predict(trace: Path, measured: Measured, folder: Path) -> Mapping[str, Any]:
-    """What `sluice autoscale simulate` says, told the delays that were measured. Raises LoadError."""
-    startup_s = POLICY["params"]["startup_s"] if measured.startup_s is None else measured.startup_s
-    profile, policy = folder / "profile.json", folder / "policy.yaml"
-    profile.write_text(json.dumps({**PROFILE, "overhead_s": measured.overhead_s, "startup_s": startup_s}))
-    policy.write_text(yaml.safe_dump(dict(POLICY)))
-    command = [
-        *SLUICE, "autoscale", "simulate", "--json", "--trace", str(trace), "--policy", str(policy),
-        "--profile", str(profile), "--initial", "1", "--ttft-slo", str(POLICY["params"]["ttft_slo_s"]),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise LoadError(f"sluice autoscale simulate: {done.stderr.strip()[-500:]}")
-    said = json.loads(done.stdout)
-    [summary] = said["policies"]
-    return {**summary, "duration_s": said["duration_s"]}
-
-
-def _figures(said: Mapping[str, Any]) -> Figures:
+def seen(measured: Measured, requests: int, policy: Mapping[str, Any] = POLICY) -> Figures:
+    ttft = np.array(measured.ttft_s)
     return Figures(
-        said["ttft_p50_s"],
-        said["ttft_p95_s"],
-        said["slo_attainment"],
-        said["replica_hours"] * 3600 / said["duration_s"],
-        said["peak_replicas"],
-        said["scale_events"],
+        float(np.quantile(ttft, 0.5)),
+        float(np.quantile(ttft, 0.95)),
+        float(np.count_nonzero(ttft <= policy["params"]["ttft_slo_s"])) / requests,
+        float(np.mean(measured.replicas)),
+        max(measured.replicas),
+        len(measured.decisions),
+    )
+
+
+def predict(
+    trace: Trace,
+    overhead_s: float,
+    startup_s: float,
+    profile: Mapping[str, Any] = PROFILE,
+    policy: Mapping[str, Any] = POLICY,
+    startups_s: Sequence[float] = (),
+) -> tuple[Figures, ...]:
+    """Told the delays that were measured, and nothing else: what each start took, as far as known in turn, and
+    `startup_s` beyond those. One for each seed."""
+    model = ServiceModel.from_dict({**profile, "overhead_s": overhead_s, "startup_s": startup_s}, "profile")
+    spec = PolicySpec.from_dict(policy, "policy")
+    slo_s = policy["params"]["ttft_slo_s"]
+    setups = [Setup(model, startups_s=tuple(startups_s), seed=seed) for seed in range(_SEEDS)]
+    return tuple(_predicted(trace, spec, setup, slo_s) for setup in setups)
+
+
+def _predicted(trace: Trace, spec: PolicySpec, setup: Setup, slo_s: float) -> Figures:
+    outcome = simulate(trace, spec.controller(), setup)
+    said = summarise(spec.label, outcome, slo_s)
+    assert said.ttft_p50_s is not None and said.ttft_p95_s is not None
+    return Figures(
+        said.ttft_p50_s,
+        said.ttft_p95_s,
+        said.slo_attainment,
+        outcome.replica_s / trace.duration_s,
+        int(outcome.timeline.present.max()),
+        said.scale_events,
     )
 
 
@@ -157,15 +173,23 @@ def markdown(results: Sequence[Comparison]) -> str:
     heads = ("trace", "requests", "", "TTFT p50", "p95", "SLO met", "mean replicas", "max", "changes")
     rows = [heads, ("---", "---:", "---", *["---:"] * 6)]
     for r in results:
-        for who, f in (("real", r.real), ("predicted", r.predicted)):
-            first = (r.trace, str(r.requests)) if who == "real" else ("", "")
-            rows.append(
-                (
-                    *first, who, f"{f.ttft_p50_s:.3f} s", f"{f.ttft_p95_s:.3f} s", f"{f.slo_attainment:.1%}",
-                    f"{f.mean_replicas:.2f}", str(f.max_replicas), str(f.scale_events),
-                )
-            )  # fmt: skip
+        real = f"real, {len(r.real)} runs" if len(r.real) > 1 else "real"
+        rows.append((r.trace, str(r.requests), real, *_cells(r.real)))
+        rows.append(("", "", f"predicted, {len(r.predicted)} seeds", *_cells(r.predicted)))
         off = r.off
         cells = (f"{off['ttft_p50_s']:+.0%}", f"{off['ttft_p95_s']:+.0%}", "", f"{off['mean_replicas']:+.0%}")
         rows.append(("", "", "off", *cells, f"{off['max_replicas']:+.0%}", ""))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+_FORMATS = ("{:.3f} s", "{:.3f} s", "{:.1%}", "{:.2f}", "{:.1f}", "{:.1f}")
+
+
+def _cells(runs: Sequence[Figures]) -> list[str]:
+    """The median; of several the least and the most too."""
+    cells = []
+    for field, text in zip(fields(Figures), _FORMATS, strict=True):
+        values = [getattr(run, field.name) for run in runs]
+        low, high = (text.format(value).removesuffix(" s") for value in (min(values), max(values)))
+        cells.append(text.format(np.median(values)) + (f" ({low} to {high})" if low != high else ""))
+    return cells

@@ -99,6 +99,19 @@ def test_flapping_makes_the_window_longer() -> None:
     assert held[0] <= 12 and held[-1] == 40
 
 
+def test_an_idle_pool_goes_to_zero_before_a_long_window_is_over() -> None:
+    params = GuardrailParams(
+        min_replicas=0, max_replicas=4, idle_to_zero_s=60, downscale_window_s=600, downscale_cooldown_s=0
+    )
+
+    def signals(current: int, now_s: float) -> Signals:
+        idle = {"running": 0.0, "arrival_rate": 0.0, "utilisation": 0.0} if now_s >= 650 else {}
+        return pool(current, now_s, **idle)
+
+    targets = play(Guardrails(params), [3.0] * 650 + [0.0] * 100, signals)
+    assert targets[650:700] == [3] * 50 and targets[-1] == 0
+
+
 def test_zero_and_back() -> None:
     """Idle goes to zero after its time, one request brings one replica, and what loads is not sent away."""
     params = GuardrailParams(

@@ -272,7 +272,7 @@ def test_a_step_of_load_is_met_and_left_again_without_flapping(name: str) -> Non
         np.concatenate([t.output_tokens for t in parts]),
         900.0,
     )
-    got = outcome(name, trace)
+    got = outcome(name, trace, downscale_window_s=120)
     assert not np.isnan(got.ttft_s).any() and got.rejected == 0 and got.faults == 0
     assert got.timeline.target.max() > 2
     moves = directions(got.events, 1)
@@ -282,6 +282,15 @@ def test_a_step_of_load_is_met_and_left_again_without_flapping(name: str) -> Non
     assert np.quantile(got.ttft_s[late], 0.95) < 1.0
     first_up = next(at for at, d in got.events if d.target > 1)
     assert first_up < 75
+
+
+def test_start_ups_that_are_known_are_taken_in_turn() -> None:
+    trace = steady(25, 120)
+    spec = PolicySpec.from_dict({"policy": "schedule", "params": {"otherwise": 4}}, "four")
+    got = simulate(trace, spec.controller(), Setup(SMALL, startups_s=(50.0, 7.0), seed=3))
+    at_s, serving = got.timeline.at_s, got.timeline.serving
+    came = [float(at_s[np.argmax(serving >= n)] - at_s[0]) for n in (2, 3, 4)]
+    assert came == pytest.approx(sorted([50.0, 7.0, SMALL.startup_s]), abs=1.0)
 
 
 @pytest.mark.parametrize("name", ["slo", "queue_depth"])

@@ -185,5 +185,6 @@ def test_slo_beats_the_baseline_at_equal_cost_on_generated_traffic() -> None:
     )
     assert result.policy.slo_attainment > result.same_hours.slo_attainment + 0.03
     assert result.policy.faults == 0 and result.policy.rejected == 0
+    assert result.policy.slo_attainment <= result.most.slo_attainment <= result.reachable == 1.0
     schedule = PolicySpec.from_dict({"policy": "schedule", "params": {"otherwise": 2}}, "two")
     assert simulate(trace, schedule.controller(), Setup(model)).timeline.target[-1] == 2

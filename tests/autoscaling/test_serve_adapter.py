@@ -48,12 +48,23 @@ class Point(NamedTuple):
 class Context:
     """As much of Serve's as the adapter reads."""
 
-    def __init__(self, now_s: float, replicas: int, target: int, raw: dict[str, Any], queued: Any = 0.0) -> None:
+    def __init__(
+        self,
+        now_s: float,
+        replicas: int,
+        target: int,
+        raw: dict[str, Any],
+        queued: Any = 0.0,
+        last_up_s: float | None = None,
+        app: str = "app",
+    ) -> None:
         self.current_time = now_s
         self.running_replicas = [Id(f"r{i}") for i in range(replicas)]
         self.target_num_replicas = target
         self.raw_metrics = raw
         self.total_queued_requests = queued
+        self.last_scale_up_time = last_up_s
+        self.app_name = app
 
 
 def raw(now_s: float, *replicas: dict[str, Any] | None) -> dict[str, dict[Id, list[Point]]]:
@@ -199,3 +210,57 @@ def test_a_pool_that_just_came_up_is_not_called_stale(tmp_path: Path) -> None:
     assert not (tmp_path / "autoscaling_chat.log").exists()
     run(p, 10, 1, 1, None, begin_s=1005.0)
     assert lines(tmp_path)[0]["fault"].startswith("stale")
+
+
+def test_a_replica_that_has_just_begun_is_not_silent(tmp_path: Path) -> None:
+    """It has no load yet: sums doubled by it would have the pool grow because it grew."""
+    p = policy(tmp_path)
+    run(p, 30, 1, 1, CALM)
+    run(p, 3, 2, 2, LATE, None, begin_s=1030.0)
+    assert lines(tmp_path)[-1]["signals"]["utilisation"] == 1.0
+
+
+def idle_pool(tmp_path: Path) -> ServePolicy:
+    brief = {"idle_to_zero_s": 3, "protect_start_s": 2, "downscale_window_s": 2, "downscale_cooldown_s": 0}
+    return policy(tmp_path, min_replicas=0, guardrails=brief)
+
+
+IDLE = dict.fromkeys(CALM, 0.0) | {"startup_s": 5.0}
+
+
+def test_an_idle_pool_goes_to_zero_and_no_sooner(tmp_path: Path) -> None:
+    said = run(idle_pool(tmp_path), 8, 1, 1, IDLE)
+    assert 0 not in said[:30] and 0 in said
+    assert lines(tmp_path)[-1]["to"] == 0
+    assert set(run(idle_pool(tmp_path / "b"), 20, 1, 1, CALM)) == {1}
+    assert set(run(policy(tmp_path / "c", guardrails={"idle_to_zero_s": 0}), 300, 1, 1, IDLE)) == {1}  # min_replicas 1
+
+
+def test_a_pool_that_is_starting_is_not_sent_back(tmp_path: Path) -> None:
+    """Serve has been asked for a replica by a request that has given up meanwhile."""
+    p = idle_pool(tmp_path)
+    assert set(run(p, 20, 0, 0)) == {0}
+    assert set(run(p, 60, 0, 1, begin_s=1020.0)) == {1}
+
+
+def test_a_decision_made_before_the_pool_was_woken_does_not_count(tmp_path: Path) -> None:
+    """Serve does not ask while a pool wakes: the first call after that finds the last decision from before."""
+    p = idle_pool(tmp_path)
+    assert set(run(p, 20, 0, 0)) == {0}
+    assert p(Context(1020.0, 0, 0, {})) == (0, {})  # thinks, and is not heard before the pool is up
+    counts = [p(Context(1030.0 + t / 10, 1, 1, raw(1030.0 + t / 10, IDLE), last_up_s=1024.0))[0] for t in range(15)]
+    assert set(counts) == {1}
+    woken, *_ = [line for line in lines(tmp_path) if line["why"] == "woken"]
+    assert (woken["from"], woken["to"]) == (0, 1)
+    run(p, 62, 1, 1, CALM, begin_s=1031.5)
+    assert lines(tmp_path)[-1]["signals"]["startup_s"] == pytest.approx(6.0, abs=0.2)  # from being woken to being seen
+
+
+def test_an_old_scale_up_does_not_make_a_long_start(tmp_path: Path) -> None:
+    p = policy(tmp_path)
+    run(p, 3, 1, 1, CALM)
+    for tick in range(640):  # a redeployment set the target: Serve remembers an hour-old decision
+        now_s = 1003.0 + tick / 10
+        serving = 1 if now_s < 1008.0 else 2
+        p(Context(now_s, serving, 2, raw(now_s, *[CALM] * serving), last_up_s=2.0))
+    assert lines(tmp_path)[-1]["signals"]["startup_s"] < 7.0

@@ -50,6 +50,24 @@ def test_one_request_takes_its_steps() -> None:
     assert cluster.finish_s[0] == pytest.approx(1.0 + first + decodes)
 
 
+def test_nothing_is_faster_than_alone() -> None:
+    prompts = np.array([1, 64, 65, 200])
+    alone_s = [served(MODEL, trace((1.0, int(p), 1))).ttft_s[0] for p in prompts]
+    assert MODEL.alone_s(prompts) == pytest.approx(alone_s)
+
+
+def test_a_gateway_counts_a_prompt_until_its_first_token() -> None:
+    """The long prompt is nearly computed when the last one comes, and still weighs all it did: that one joins the two
+    short ones that decode."""
+    model = dataclasses.replace(MODEL, kv_tokens=4000, max_num_seqs=8)
+    t = trace((0.0, 10, 200), (0.0, 600, 1), (0.1, 10, 200), (0.75, 10, 1))
+    cluster = ReferenceCluster(model, t, "least_loaded", 0)
+    for _ in range(2):
+        cluster.start(0.0, 0.0)
+    cluster.advance(0.75)
+    assert {(s.running or 0) + (s.waiting or 0) for s in cluster.samples(0.75)} == {1, 3}
+
+
 def test_an_arrival_waits_for_the_step_in_progress_and_shares_the_next() -> None:
     cluster = served(MODEL, trace((0.0, 10, 5), (0.001, 20, 1)))
     first = MODEL.step_s(10, 50, 0, 0)

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from autoscaling.spec import PolicySpec
 from deployments.cli.main import main
+from deployments.config import ModelConfig
 from deployments.scaling import ScalingConfig
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +22,7 @@ CONFIG = ROOT / "cluster_configs" / "autoscale.yaml"
     ("given", "message"),
     [
         ({"policy": "slow"}, "autoscaling.policy: unknown autoscaling policy 'slow'; known: slo, queue_depth"),
-        ({"min_replicas": 0}, "autoscaling.min_replicas: must be greater than or equal to 1, got 0"),
+        ({"min_replicas": -1}, "autoscaling.min_replicas: must be greater than or equal to 0, got -1"),
         ({"min_replicas": 9}, "autoscaling.min_replicas: must be at most max_replicas 8, got 9"),
         ({"max_replicas": "many"}, "autoscaling.max_replicas: must be an integer, got 'many'"),
         ({"params": {"ttft_slo_s": 0}}, "autoscaling.params: ttft_slo_s: must be above 0, got 0"),
@@ -75,3 +76,67 @@ def test_a_composite_is_checked_to_its_members() -> None:
     members = [{"policy": "slo"}, {"policy": "schedule", "params": {"otherwise": -1}}]
     with pytest.raises(ValidationError, match=r"policies\[1\]\.params\.otherwise: must be at least 0, got -1"):
         ScalingConfig(policy="composite", params={"policies": members})
+
+
+def two_pools(tmp_path: Path, **args: Any) -> Path:
+    raw = yaml.safe_load(CONFIG.read_text())
+    ours = raw["applications"][0]["args"]
+    [model] = ours["models"]
+    fixed = {key: value for key, value in model.items() if key != "autoscaling"} | {"name": "fixed", "replicas": 2}
+    scaled = model | {"name": "scaled", "autoscaling": {"min_replicas": 1, "max_replicas": 9}}
+    resting = model | {"name": "resting", "replicas": 0, "autoscaling": {"min_replicas": 0, "max_replicas": 9}}
+    ours["models"] = [fixed, scaled, resting]
+    raw["applications"][0]["args"] = ours | args
+    file = tmp_path / "c.yaml"
+    file.write_text(yaml.safe_dump(raw))
+    return file
+
+
+ONE_EACH = {name: {"gpus_per_replica": 1} for name in ("fixed", "scaled", "resting")}
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        ({"gpus": 4, "pools": ONE_EACH}, ""),
+        ({"gpus": 2, "pools": ONE_EACH}, "gpu_budget.gpus must be at least 3, which the least replicas of all pools"),
+        ({"gpus": 3, "pools": ONE_EACH}, "gpu_budget.gpus 3 never has room for 'resting': a replica takes 1"),
+        ({"gpus": 4, "pools": {"nobody": {}}}, "gpu_budget.pools names 'nobody', which is none of models: fixed, "),
+        ({"gpus": 0}, "gpu_budget.gpus: must be greater than 0, got 0"),
+        ({"gpus": 4, "pools": {"fixed": {"rank": 1}}}, "gpu_budget.pools.fixed.rank: unknown key"),
+        ({"pools": {}}, "gpu_budget.gpus: is missing"),
+    ],
+)
+def test_a_budget_is_checked_against_the_pools(
+    budget: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(two_pools(tmp_path, gpu_budget=budget))]) == (1 if message else 0)
+    assert message in capsys.readouterr().out
+
+
+def test_what_pools_that_do_not_scale_have_is_not_to_be_divided(tmp_path: Path) -> None:
+    from deployments.serve_file import ServeFile
+
+    pools = {**ONE_EACH, "scaled": {"gpus_per_replica": 2, "priority": 3}}
+    file = ServeFile.load(str(two_pools(tmp_path, gpu_budget={"gpus": 8, "pools": pools})))
+    fixed, scaled, resting = file.config.models
+    assert file.config.budget_terms(scaled) == {"gpus": 6, "gpus_per_replica": 2, "priority": 3}
+    assert file.config.budget_terms(resting) == {"gpus": 6, "gpus_per_replica": 1, "priority": 0}
+    assert fixed.autoscaling is None and file.pooled_ids == ("fixed", "scaled")  # the other rests at first
+    none = ServeFile.load(str(two_pools(tmp_path, gpu_budget={"gpus": 8})))  # on a CPU nobody takes anything
+    assert [none.config.budget_terms(model) for model in none.config.models] == [None] * 3
+
+
+def test_serve_is_told_to_begin_with_nothing() -> None:
+    section = ScalingConfig(min_replicas=0, max_replicas=4)
+    told = section.for_serve("chat", 0, {"gpus": 4, "gpus_per_replica": 1, "priority": 0})
+    assert (told.min_replicas, told.initial_replicas) == (0, None)
+    made = told.policy.get_policy()(**told.policy.policy_kwargs)
+    assert made._controller is not None and made._seat is not None
+
+
+@pytest.mark.parametrize("scaling", [None, {"min_replicas": 1}])
+def test_only_a_pool_that_may_rest_begins_with_nothing(scaling: dict[str, Any] | None) -> None:
+    given = {"name": "m", "replicas": 0, "autoscaling": scaling, "engine": {"model": "none"}}
+    with pytest.raises(ValidationError, match="replicas must be at least 1, got 0"):
+        ModelConfig.model_validate(given)

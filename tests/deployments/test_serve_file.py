@@ -104,7 +104,13 @@ _MODEL = (*_ARGS, "models", 0)
             "/none/x.gguf",
             "applications[0].args.models[0].engine.model: '/none/x.gguf': no such file or directory",
         ),
-        (_MODEL, "replicas", 0, "applications[0].args.models[0].replicas: must be greater than or equal to 1, got 0"),
+        (
+            _MODEL,
+            "replicas",
+            0,
+            "applications[0].args.models[0].replicas: must be at least 1, got 0; without any needs "
+            "autoscaling.min_replicas 0",
+        ),
         (
             _ARGS,
             "models",

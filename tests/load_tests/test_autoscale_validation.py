@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from autoscaling.traces.trace import load_trace
-from load_tests.autoscale.real import Measured
+from load_tests.autoscale.real import _startups_s, _target
 from load_tests.autoscale.traffic import make_trace, within, write_trace
-from load_tests.autoscale.validate import POLICY, PROFILE, Comparison, Figures, markdown, predict
+from load_tests.autoscale.validate import POLICY, PROFILE, Comparison, Figures, markdown, median, predict
 from load_tests.errors import LoadError
 from load_tests.traces import read_trace
 
@@ -36,12 +37,12 @@ def test_a_recorded_file_is_cut_and_stretched(tmp_path: Path) -> None:
         make_trace(str(tmp_path / "none.csv"), 20.0, 10.0, 0)
 
 
-def test_the_prediction_is_the_commands(tmp_path: Path) -> None:
-    file = tmp_path / "t.csv"
-    write_trace(within(make_trace("constant", 60.0, 1.0, 0), 1000, 100), file)
-    said = predict(file, Measured([0.1], [], [1], 0.01, None, [], 0.0), tmp_path)
-    assert said["requests"] == len(load_trace(file)) and said["peak_replicas"] >= 1
-    assert 0 < said["ttft_p50_s"] < 1 and said["replica_hours"] > 0
+def test_the_prediction_is_the_same_for_the_same_seed_and_told_the_delays() -> None:
+    trace = within(make_trace("burst", 60.0, 3.0, 0), 1000, 100)
+    said, late = predict(trace, 0.01, 4.0), predict(trace, 0.51, 4.0)
+    assert said == predict(trace, 0.01, 4.0) and len(set(said)) > 1
+    assert median(late).ttft_p50_s == pytest.approx(median(said).ttft_p50_s + 0.5)
+    assert 0 < median(said).ttft_p50_s < 1 and median(said).mean_replicas >= 1
 
 
 def test_the_settings_are_those_of_the_real_side() -> None:
@@ -54,16 +55,34 @@ def test_the_settings_are_those_of_the_real_side() -> None:
     assert model.engine.stand_in_times is not None and model.engine.stand_in_times.base_s == PROFILE["base_s"]
 
 
+def test_a_replica_costs_from_the_decision_on() -> None:
+    decisions = [{"time": 5.0, "to": 1}, {"time": 10.0, "to": 3}, {"time": 20.0, "to": 2}]
+    assert [_target(decisions, at_s) for at_s in (0.0, 9.9, 10.0, 25.0)] == [1, 1, 3, 2]
+
+
+def test_start_ups_are_those_after_the_first(tmp_path: Path) -> None:
+    said = (
+        "Replica(id='a', deployment='{}', app='s') started successfully on node 'n' after {}s (PID: 1). It took 0.0s."
+    )
+    names = ("Gateway", "ModelReplica-paced", "ModelReplica-paced", "ModelReplica-paced")
+    lines = [json.dumps({"message": said.format(name, i)}) for i, name in enumerate(names)]
+    assert _startups_s(tmp_path) == []
+    (tmp_path / "controller_7.log").write_text("\n".join(lines))
+    assert _startups_s(tmp_path) == pytest.approx([2.5, 3.5], abs=0.5)
+
+
 def figures(ttft_s: float, replicas: int) -> Figures:
     return Figures(ttft_s, 2 * ttft_s, 0.99, replicas - 0.5, replicas, 4)
 
 
 def test_close_is_within_a_fifth_in_everything() -> None:
-    made = {"notes": (), "requests": 9, "failed": 0, "overhead_s": 0.0, "startup_s": None, "server_cpu": 0.5}
-    near = Comparison(trace="a", real=figures(0.5, 3), predicted=figures(0.55, 3), **made)  # type: ignore[arg-type]
-    far = Comparison(trace="b", real=figures(0.5, 3), predicted=figures(0.5, 4), **made)  # type: ignore[arg-type]
+    made = {"notes": (), "requests": 9, "failed": 0, "overhead_s": 0.0, "startup_s": 4.0, "server_cpu": 0.5}
+    real = (figures(0.45, 3), figures(0.55, 3))
+    near = Comparison(trace="a", real=real, predicted=(figures(0.55, 3),), **made)  # type: ignore[arg-type]
+    far = Comparison(trace="b", real=real, predicted=(figures(0.5, 4),), **made)  # type: ignore[arg-type]
     assert near.close and not far.close
     assert near.off["ttft_p50_s"] == pytest.approx(0.1)
     table = markdown([near, far]).splitlines()
     assert len(table) == 2 + 3 * 2 and "+10%" in table[4] and "+33%" in table[7]
-    assert near.as_dict()["close"] is True
+    assert "real, 2 runs | 0.500 s (0.450 to 0.550)" in table[2] and "| 0.550 s |" in table[3]
+    assert near.as_dict()["close"] is True and near.as_dict()["real_median"]["ttft_p50_s"] == pytest.approx(0.5)

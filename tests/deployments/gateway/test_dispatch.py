@@ -40,6 +40,7 @@ class FakePool:
     scripts: list[Sequence[Step]] = field(default_factory=list)
     weights: str | None = "w"
     up: bool = True
+    resting: Any = None
     suspect: frozenset[Failure] = frozenset({Failure.TIMEOUT})
     asked: list[Ask] = field(default_factory=list)
     closed: int = 0
