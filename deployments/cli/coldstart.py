@@ -130,7 +130,7 @@ def replica() -> None:
         (cpu, "available", "kernels"),
         (rank, "load_model", "weights"),
         (rank, "_warm_up", "warm_up"),
-        (rank, "_first_decode", "warm_up"),
+        (rank, "_first_steps", "warm_up"),
     ):
         setattr(module, name, clock.timed(phase, getattr(module, name)))
     with clock("cache"):
