@@ -36,7 +36,7 @@ class EngineConfig:
     there is one. `dtype` is the type of float weights and of what they are multiplied with; auto is bfloat16 on
     CUDA; on the CPU it is float32 for GGUF files (their weights stay quantized) and the checkpoint's own dtype
     otherwise. The compiled CPU kernels keep all else in float32, and weights in a narrower type of their own as
-    they are; with bfloat16 they multiply weights of 4 bits with activations of 8, twice as fast as what is exact.
+    they are; with bfloat16 they multiply weights of 4 bits with activations of 8, up to 1.7 times as fast as exactly.
     `kv_cache_dtype` auto is `dtype`, but float16 for GGUF files on the CPU in float32; fp8_e4m3,
     fp8_e5m2 and int8 take half the memory, with a scale per token and head that is found as they are written
     (`kv_scales` "dynamic"), or with one per layer for K and one for V: "checkpoint" takes the checkpoint's, else it
