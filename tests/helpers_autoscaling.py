@@ -1,8 +1,9 @@
-"""Signals of made-up pools."""
+"""Signals of made-up pools, and what of Serve the adapter sees."""
 
 from __future__ import annotations
 
-from typing import Any
+from concurrent.futures import Executor, Future
+from typing import Any, NamedTuple
 
 from autoscaling.base import ReplicaSample, Signals, pool_signals
 
@@ -26,3 +27,21 @@ def pool(replicas: int, now_s: float = 0.0, target: int | None = None, **known: 
         target=replicas if target is None else target,
         **{"starting": 0, **extra},
     )
+
+
+class Inline(Executor):
+    """Thinks at once."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+class Id(NamedTuple):
+    unique_id: str
+
+
+class Point(NamedTuple):
+    timestamp: float
+    value: Any

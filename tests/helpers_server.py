@@ -94,10 +94,19 @@ class Server:
         try:
             server._watch_it_start()
         except BaseException:
-            server.terminate()
-            server.kill()
+            server.end()
             raise
         return server
+
+    @classmethod
+    @contextlib.contextmanager
+    def running(cls, log: Path, *settings: str, config: str = "cluster_configs/local-cpu.yaml") -> Iterator[Server]:
+        """One that is told to stop at the end, and made to if need be."""
+        server = cls.start(log, *settings, config=config)
+        try:
+            yield server
+        finally:
+            server.end()
 
     def _watch_it_start(self) -> None:
         seen_ready = False
@@ -165,6 +174,10 @@ class Server:
 
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
+
+    def end(self) -> None:
+        self.terminate()
+        self.kill()
 
     def wait(self) -> int:
         """The exit status, after the process has ended by itself."""

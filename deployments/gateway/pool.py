@@ -221,15 +221,16 @@ class Pool:
         self.prefixes.remove(replica_id, removed)
 
     def _note(self) -> None:
+        leaving = any(member.channel.duty is Duty.LEAVING for member in self._members.values())
         if self._was_up and not self.up:
-            left = self._taken or any(member.channel.duty is Duty.LEAVING for member in self._members.values())
+            left = self._taken or leaving
             log.log(logging.INFO if left and self._cold else logging.WARNING, "pool %s is down", self.name)
         self._was_up = self.up
         if self._was_up:
             self._taken = False
             if self._cold is not None:
                 self._cold.up()
-        elif any(member.channel.duty is Duty.LEAVING for member in self._members.values()):
+        elif leaving:
             self._taken = True
 
 

@@ -16,8 +16,7 @@ import numpy as np
 import orjson
 
 from autoscaling.traces.trace import Trace, load_trace
-from load_tests.autoscale.real import Running, measure, running
-from load_tests.autoscale.real import _config as serve_config
+from load_tests.autoscale.real import Running, measure, running, serve_config
 from load_tests.autoscale.traffic import within, write_trace
 from load_tests.autoscale.validate import Comparison, markdown, predict, seen
 from load_tests.errors import LoadError

@@ -74,7 +74,7 @@ def measure(
     engine: Mapping[str, Any] | None = None,
 ) -> Measured:
     """`engine`: settings of a real one; without them the profile's stand-in. Raises LoadError."""
-    with running(_config(profile, policy, free_port(), engine), folder, say) as server:
+    with running(serve_config(profile, policy, free_port(), engine), folder, say) as server:
         return asyncio.run(_connected(trace, profile, server))
 
 
@@ -92,7 +92,7 @@ def running(config: Mapping[str, Any], folder: Path, say: Callable[[str], None])
         yield Running(Endpoint(url, model=_NAME), pid, logs)
 
 
-def _config(
+def serve_config(
     profile: Mapping[str, Any], policy: Mapping[str, Any] | None, port: int, engine: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Without a policy there is one replica."""

@@ -3,9 +3,9 @@ See also test_scaling_policies (up and at once down) and test_serve_rest (to zer
 
 from __future__ import annotations
 
-from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+
+from helpers_autoscaling import Id, Inline, Point
 
 from autoscaling.serve_adapter import ServePolicy
 
@@ -14,22 +14,6 @@ BUSY = {
     "kv_usage": 0.2, "arrival_rate": 5.0, "ttft_p50_s": 0.1, "ttft_p95_s": 0.3, "itl_p95_s": 0.02, "startup_s": 20.0,
 }  # fmt: skip
 DOUBLED = BUSY | {"utilisation": 1.0, "arrival_rate": 10.0, "waiting": 9.0, "pending_tokens": 2000.0, "backlog_s": 3.0}
-
-
-class Inline(Executor):
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
-
-
-class Id(NamedTuple):
-    unique_id: str
-
-
-class Point(NamedTuple):
-    timestamp: float
-    value: float
 
 
 @dataclass

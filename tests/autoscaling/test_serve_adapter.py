@@ -6,9 +6,10 @@ import json
 import math
 from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from helpers_autoscaling import Id, Inline, Point
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,27 +23,9 @@ CALM = {
 LATE = CALM | {"waiting": 40.0, "pending_tokens": 9000.0, "backlog_s": 12.0, "utilisation": 1.0, "ttft_p95_s": 9.0}
 
 
-class Inline(Executor):
-    """Thinks at once."""
-
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
-
-
 class Never(Executor):
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         return Future()
-
-
-class Id(NamedTuple):
-    unique_id: str
-
-
-class Point(NamedTuple):
-    timestamp: float
-    value: Any
 
 
 class Context:

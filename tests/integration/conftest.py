@@ -35,7 +35,7 @@ class _Servers:
             if self._broken is not None:
                 pytest.fail(f"a server has not started before: {self._broken}", pytrace=False)
             while len(self._running) >= _KEPT:
-                _end(self._running.pop(next(iter(self._running))))
+                self._running.pop(next(iter(self._running))).end()
             self._started += 1
             try:
                 server = Server.start(self._logs / f"{self._started}.log", *settings)
@@ -50,11 +50,6 @@ class _Servers:
             server.terminate()
         for server in self._running.values():
             server.kill()
-
-
-def _end(server: Server) -> None:
-    server.terminate()
-    server.kill()
 
 
 @pytest.fixture(scope="session")

@@ -34,10 +34,8 @@ SETTINGS = (
 @pytest.fixture(scope="module")
 def elastic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("elastic") / "server.log"
-    server = Server.start(log, *SETTINGS, config="cluster_configs/autoscale.yaml")
-    yield server
-    server.terminate()
-    server.kill()
+    with Server.running(log, *SETTINGS, config="cluster_configs/autoscale.yaml") as server:
+        yield server
 
 
 class Load:

@@ -24,16 +24,14 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
 def keyed(tmp_path_factory: pytest.TempPathFactory, database: str) -> Iterator[Server]:
     """Its settings leave no key in the config: the database has all there are."""
     spill = Path(database).parent / "spill"
-    server = Server.start(
+    with Server.running(
         tmp_path_factory.mktemp("keyed") / "server.log",
         "gateway_replicas=2",
         "gateway.api_keys=[]",
         f"gateway.keys.database={database}",
         f"gateway.ledger.spill_dir={spill}",
-    )
-    yield server
-    server.terminate()
-    server.kill()
+    ) as server:
+        yield server
 
 
 def sluice(database: str, capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, str]:

@@ -25,10 +25,8 @@ SETTINGS = (
 @pytest.fixture(scope="module")
 def resting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("resting") / "server.log"
-    server = Server.start(log, *SETTINGS, config="cluster_configs/autoscale.yaml")
-    yield server
-    server.terminate()
-    server.kill()
+    with Server.running(log, *SETTINGS, config="cluster_configs/autoscale.yaml") as server:
+        yield server
 
 
 def pool(server: Server) -> dict[str, Any]:

@@ -100,15 +100,13 @@ def upstream() -> Iterator[ThreadingHTTPServer]:
 @pytest.fixture(scope="module")
 def multi(upstream: ThreadingHTTPServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """cluster_configs/multi-model.yaml, and a route of one pool with the upstream behind it."""
-    server = Server.start(
+    with Server.running(
         tmp_path_factory.mktemp("multi") / "log",
         f"upstreams.0.base_url=http://127.0.0.1:{upstream.server_port}/v1",
         f"{_ROUTES}.backed={{pools: [smollm2-short], fallbacks: [elsewhere]}}",
         config="cluster_configs/multi-model.yaml",
-    )
-    yield server
-    server.terminate()
-    server.kill()
+    ) as server:
+        yield server
 
 
 def served(server: Server, pool: str) -> float:

@@ -47,9 +47,9 @@ def test_the_prediction_is_the_same_for_the_same_seed_and_told_the_delays() -> N
 
 def test_the_settings_are_those_of_the_real_side() -> None:
     from deployments.config import ServeConfig
-    from load_tests.autoscale.real import _config
+    from load_tests.autoscale.real import serve_config
 
-    [app] = _config(PROFILE, POLICY, 8290)["applications"]
+    [app] = serve_config(PROFILE, POLICY, 8290)["applications"]
     [model] = ServeConfig.model_validate(app["args"]).models
     assert model.autoscaling is not None and model.autoscaling.policy == POLICY["policy"]
     assert model.engine.stand_in_times is not None and model.engine.stand_in_times.base_s == PROFILE["base_s"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from load_tests.autoscale.one_to_two import ENGINE, POLICY, step_trace
-from load_tests.autoscale.real import _config
+from load_tests.autoscale.real import serve_config
 from load_tests.errors import LoadError
 
 PROFILE = {
@@ -31,7 +31,7 @@ def test_the_server_runs_the_model_itself_with_and_without_a_policy() -> None:
     from deployments.config import ServeConfig
 
     for policy in (POLICY, None):
-        [app] = _config({}, policy, 8289, ENGINE)["applications"]
+        [app] = serve_config({}, policy, 8289, ENGINE)["applications"]
         [model] = ServeConfig.model_validate(app["args"]).models
         assert model.engine.executor != "stand_in" and model.engine.num_threads == 1
         assert model.most_replicas == (1 if policy is None else 2)
