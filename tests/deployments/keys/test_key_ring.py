@@ -65,7 +65,7 @@ class Time:
 
 @pytest.fixture(params=KINDS)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Watched]:
-    with new_database(request.param, tmp_path) as setting:
+    with new_database(request, tmp_path) as setting:
         database = Database(setting)
         database.migrate()
         yield Watched(database)

@@ -40,7 +40,7 @@ class Clock:
 
 @pytest.fixture(params=KINDS)
 def setting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    with new_database(request.param, tmp_path / "new") as setting:
+    with new_database(request, tmp_path / "new") as setting:
         yield setting
 
 

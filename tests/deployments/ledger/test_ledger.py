@@ -71,7 +71,7 @@ class Rig:
 
 @pytest.fixture(params=KINDS)
 def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
-    with new_database(request.param, tmp_path) as setting:
+    with new_database(request, tmp_path) as setting:
         rig = Rig(tmp_path, setting)
         yield rig
         rig.database.close()
