@@ -48,13 +48,14 @@ from deployments.tiers import resolve
 _KEYS, _KEY = "/admin/v1/keys", "/admin/v1/keys/{key_id}"
 _ORGS, _PROJECTS = "/admin/v1/orgs", "/admin/v1/projects"
 _ONE = (404,)
+_CHANGE = (*_ONE, 409)  # what is revoked stays so
 ADMIN_OPERATIONS = (
     Operation("GET", _KEYS, "Keys, oldest first.", {200: KeyList}, "admin", query=KeysQuery, errors=_ONE),
     Operation("POST", _KEYS, "A new key, and its secret.", {200: KeyAnswer}, "admin", body=KeyBody),
     Operation("GET", _KEY, "One key.", {200: KeyAnswer}, "admin", errors=_ONE),
-    Operation("POST", _KEY, "Changes a key.", {200: KeyAnswer}, "admin", body=KeyChanges, errors=_ONE),
+    Operation("POST", _KEY, "Changes a key.", {200: KeyAnswer}, "admin", body=KeyChanges, errors=_CHANGE),
     Operation("DELETE", _KEY, "Revokes a key for good.", {200: KeyAnswer}, "admin", errors=_ONE),
-    Operation("POST", f"{_KEY}/rotate", "A new secret.", {200: KeyAnswer}, "admin", body=RotateBody, errors=_ONE),
+    Operation("POST", f"{_KEY}/rotate", "A new secret.", {200: KeyAnswer}, "admin", body=RotateBody, errors=_CHANGE),
     Operation("GET", _ORGS, "Organisations by name.", {200: OrgList}, "admin", query=OrgsQuery),
     Operation("POST", _ORGS, "Makes sure that there is one.", {200: OrgAnswer}, "admin", body=OrgBody),
     Operation("GET", _PROJECTS, "Projects, and their month so far.", {200: ProjectList}, "admin", query=ProjectsQuery),

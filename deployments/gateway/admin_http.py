@@ -18,7 +18,7 @@ from deployments.gateway.edge import trace_of
 from deployments.gateway.errors import INVALID, ApiError, accounts_unavailable, clip, invalid
 from deployments.gateway.generation import Gate
 from deployments.gateway.protocol import parse
-from deployments.keys.records import AccountError, Actor, DatabaseDownError, NotFoundError
+from deployments.keys.records import AccountError, Actor, DatabaseDownError, NotFoundError, RevokedError
 
 Handler = Callable[[Request], Awaitable[Response]]
 B = TypeVar("B", bound=BaseModel)
@@ -62,6 +62,8 @@ async def in_thread(work: Callable[..., R], *args: Any) -> R:
         return await asyncio.to_thread(work, *args)
     except NotFoundError as error:
         raise ApiError(404, f"{clip(str(error), 200)}.", INVALID, error.param) from None
+    except RevokedError as error:
+        raise ApiError(409, f"{clip(str(error), 200)}.", INVALID, error.param) from None
     except AccountError as error:
         raise invalid(f"{clip(str(error), 300)}.", error.param, "invalid_value") from None
     except DatabaseDownError:

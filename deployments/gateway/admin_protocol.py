@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, with_config
 from typing_extensions import TypedDict
 
+from deployments.gateway.numbers import Body
+
 _exact = with_config(ConfigDict(extra="forbid", strict=True))
 _NAME_SCHEMA = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"}
 _Name = Annotated[str, WithJsonSchema(_NAME_SCHEMA)]  # checked where the names are kept, which says what is allowed
@@ -21,8 +23,8 @@ _GROUP = "(day|org|project|key|model)"
 _MONTH_S = 31 * 86400
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+class _Body(Body):
+    model_config = ConfigDict(extra="forbid")
 
 
 class KeyBody(_Body):

@@ -146,7 +146,8 @@ def _operation(operation: Operation, schemas: Mapping[Any, Schema]) -> Schema:
     if parameters:
         described["parameters"] = parameters
     if operation.body is not None:
-        described["requestBody"] = {"required": True, "content": {_JSON: {"schema": schemas[operation.body]}}}
+        needed = bool(TypeAdapter(operation.body).json_schema().get("required"))
+        described["requestBody"] = {"required": needed, "content": {_JSON: {"schema": schemas[operation.body]}}}
     return described
 
 

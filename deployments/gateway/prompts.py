@@ -7,6 +7,7 @@ from typing import Any
 
 from deployments.gateway.backend import ServedModel
 from deployments.gateway.errors import ApiError, invalid
+from deployments.gateway.numbers import whole
 from deployments.gateway.options import check_token_id
 from deployments.gateway.wire_errors import missing, wrong_type
 from engine.errors import ContextLengthError
@@ -32,7 +33,7 @@ def read_prompts(value: Any, model: ServedModel, max_prompts: int) -> list[tuple
             return [_encode(f"prompt[{i}]", text, model) for i, text in enumerate(value)]
         case bool():
             raise wrong_type("prompt[0]", "a string, a token id or an array of token ids", value[0])
-        case int():
+        case int() | float():
             return [_ids("prompt", value, model)]
         case list():
             _same_kind(value, list, "an array of token ids")
@@ -84,6 +85,8 @@ def _encode(param: str, text: str, model: ServedModel) -> tuple[int, ...]:
 def _ids(param: str, ids: list[Any], model: ServedModel) -> tuple[int, ...]:
     if not ids:
         raise _empty(param)
+    if set(map(type, ids)) != {int}:
+        ids = [whole(token_id) for token_id in ids]
     vocab_size = model.text.tokenizer.vocab_size
     for i, token_id in enumerate(ids):
         if type(token_id) is not int:

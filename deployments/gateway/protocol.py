@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSche
 
 from deployments.gateway import shapes
 from deployments.gateway.errors import clip, invalid
+from deployments.gateway.numbers import Body, Integer
 from deployments.gateway.wire_errors import from_pydantic, missing
 
 _INT64 = 2**63
@@ -23,26 +24,20 @@ _MetadataValue = Annotated[str, Field(max_length=512)]
 _Refused = Annotated[Any, WithJsonSchema(shapes.UNSUPPORTED)]
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True)
-
+class StreamOptions(Body):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
-class Prediction(BaseModel):
+class Prediction(Body):
     """A hint: what the answer will likely be. Not used."""
-
-    model_config = ConfigDict(strict=True, frozen=True)
 
     type: Literal["content"]
     content: Any
 
 
-class GenerationBody(BaseModel):
+class GenerationBody(Body):
     """What chat and completions have in common, then the extensions that other servers made customary."""
-
-    model_config = ConfigDict(strict=True, frozen=True)
 
     model: str
     stream: bool | None = None
@@ -64,7 +59,7 @@ class GenerationBody(BaseModel):
     repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=128)] | None = None
+    stop_token_ids: Annotated[list[Integer], Field(max_length=128)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -113,9 +108,7 @@ class CompletionBody(GenerationBody):
     suffix: str | None = None
 
 
-class TokenizeBody(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True)
-
+class TokenizeBody(Body):
     model: str
     prompt: str | None = None
     messages: Annotated[Any, WithJsonSchema({"anyOf": [shapes.MESSAGES, {"type": "null"}]})] = None
@@ -124,9 +117,7 @@ class TokenizeBody(BaseModel):
     continue_final_message: bool | None = None
 
 
-class EmbeddingsBody(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True)
-
+class EmbeddingsBody(Body):
     model: str
     input: Annotated[Any, WithJsonSchema(shapes.PROMPT)]
     encoding_format: Literal["float", "base64"] | None = None

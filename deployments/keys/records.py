@@ -21,6 +21,10 @@ class NotFoundError(AccountError):
     """There is no such key, organisation or project."""
 
 
+class RevokedError(AccountError):
+    """The key is revoked: nothing changes it any more."""
+
+
 class DatabaseDownError(Exception):
     """The database can't be reached, or did not answer in time."""
 

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from deployments.keys.database import Database
 from deployments.keys.directory import audited, ensure_project, next_revision
-from deployments.keys.records import SCOPES, AccountError, Actor, Key, NewKey, NotFoundError
+from deployments.keys.records import SCOPES, AccountError, Actor, Key, NewKey, NotFoundError, RevokedError
 from deployments.keys.secret import digest, matches, new_salt, new_secret, prefix_of
 from deployments.keys.tables import KEYS, SECRETS, STATE
 
@@ -198,7 +198,7 @@ def _from_row(row: Mapping[Any, Any]) -> Key:
 
 def _alive(key: Key) -> None:
     if key.revoked_at is not None:
-        raise AccountError(f"the key {key.id!r} is revoked, which can't be undone", "key_id")
+        raise RevokedError(f"the key {key.id!r} is revoked, which can't be undone", "key_id")
 
 
 def _check_scopes(scopes: frozenset[str]) -> None:

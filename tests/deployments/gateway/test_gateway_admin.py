@@ -67,7 +67,7 @@ async def test_a_keys_life(tmp_path: Path) -> None:
         revoked = checked(await http.delete(url), "DELETE", path)
         assert revoked["status"] == "revoked" and revoked["revoked_at"] is not None
         for again in (http.post(f"{url}/rotate"), http.post(url, json={"disabled": False})):
-            assert "revoked" in error_of(await again, 400)["message"]
+            assert "revoked" in error_of(await again, 409)["message"]
         entries = checked(await http.get("/admin/v1/audit"), "GET", "/admin/v1/audit")["data"]
         actions = ["key.revoke", "key.rotate", "key.update", "key.update", "key.create"]
         assert [entry["action"] for entry in entries] == actions

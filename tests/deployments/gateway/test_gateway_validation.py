@@ -55,7 +55,9 @@ BOTH: list[tuple[str, Any, str | None]] = [
     ("n", True, "invalid_type"),
     ("max_tokens", -1, "integer_below_min_value"),
     ("max_tokens", "5", "invalid_type"),
-    ("max_tokens", 1.0, "invalid_type"),
+    ("max_tokens", 1.5, "invalid_type"),
+    ("max_tokens", -1.0, "integer_below_min_value"),
+    ("seed", 9007199254740994.0, "invalid_type"),
     ("max_tokens", 10**30, "invalid_type"),
     ("presence_penalty", 3, "decimal_above_max_value"),
     ("frequency_penalty", -2.5, "decimal_below_min_value"),
@@ -312,6 +314,22 @@ async def test_hints_change_nothing() -> None:
     async with client(backend) as http:
         response = await http.post(CHAT, json=body_for(CHAT, **ACCEPTED_HINTS))
     assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize("path", [CHAT, COMP])
+async def test_a_decimal_without_a_fraction_is_an_integer(path: str) -> None:
+    """JSON Schema says so, and some languages have only one kind of number."""
+    backend = FakeBackend()
+    prompt = {} if path == CHAT else {"prompt": [[9825.0, 42.0], [9825, 42]]}
+    numbers = {"max_tokens": 2.0, "n": 1.0, "seed": -7.0, "stop_token_ids": [3.0], "top_k": 5.0}
+    async with client(backend) as http:
+        response = await http.post(path, json=body_for(path, **prompt, **numbers))
+    assert response.status_code == 200, response.text
+    assert len(backend.calls) == 1
+    for request in backend.calls[0]:
+        sampling = request.sampling
+        assert (sampling.max_tokens, sampling.seed, sampling.top_k) == (2, -7, 5)
+        assert all(type(token_id) is int for token_id in (*request.prompt, *sampling.stop_token_ids))
 
 
 # max_model_len 64: (ids in the prompt, max_tokens, tokens of the answer or None for a refusal)

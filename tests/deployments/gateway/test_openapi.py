@@ -15,6 +15,7 @@ from schemathesis import GenerationMode
 from starlette.routing import Route
 
 from deployments.gateway import answers
+from deployments.gateway.admin import ADMIN_OPERATIONS
 from deployments.gateway.app import create_app
 from deployments.gateway.config import GatewayConfig
 from deployments.gateway.errors import ReplicaLostError
@@ -54,6 +55,18 @@ async def test_open_metrics_are_described_as_open(public: bool) -> None:
         shown = (await http.get("/openapi.json")).json()["paths"]["/metrics"]["get"]
         assert (await http.get("/metrics")).status_code == (200 if public else 401)
     assert shown["security"] == ([] if public else [{"key": []}]) and ("401" in shown["responses"]) != public
+
+
+def test_a_body_is_required_where_one_of_its_fields_is() -> None:
+    paths = document((*OPERATIONS, *ADMIN_OPERATIONS))["paths"]
+    assert paths["/v1/completions"]["post"]["requestBody"]["required"] is True
+    assert paths["/admin/v1/keys"]["post"]["requestBody"]["required"] is True
+    assert paths["/admin/v1/keys/{key_id}/rotate"]["post"]["requestBody"]["required"] is False
+
+
+def test_bounds_are_described() -> None:
+    described = document(OPERATIONS)["components"]["schemas"]["CompletionBody"]["properties"]
+    assert described["n"]["anyOf"] == [{"type": "integer", "minimum": 1, "maximum": 128}, {"type": "null"}]
 
 
 def test_further_operations_may_be_described() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from helpers_gateway import demo_text
+from prometheus_client.metrics_core import Metric
 from ray import ActorID
 from ray.exceptions import ActorUnavailableError
 from ray.serve._private.common import DeploymentID
@@ -122,12 +123,15 @@ def replicas(monkeypatch: pytest.MonkeyPatch) -> Iterator[Replicas]:
 
 @dataclass
 class Handle:
-    """A pool's handle: what its replicas say to describe()."""
+    """A pool's handle: what its replicas say to describe() and metric_families()."""
 
-    describe: Callable[[], list[Any]]
+    describe: Callable[[], Any]
+    metrics: Callable[[], Any] = list
     asked: int = 0
 
     def broadcast(self, method: str) -> Handle:
+        if method == "metric_families":
+            return Handle(self.metrics)
         assert method == "describe"
         self.asked += 1
         return self
@@ -180,12 +184,19 @@ class Router:
 
 
 @asynccontextmanager
-async def backend(router: Router | None = None, **pools: Handle) -> AsyncIterator[ServeBackend]:
+async def backend(
+    router: Router | None = None,
+    gateways: Handle | None = None,
+    on_usable: Callable[[str, int], None] = lambda pool, replicas: None,
+    **pools: Handle,
+) -> AsyncIterator[ServeBackend]:
     models = {name: ServedModel(name, 0, "tests", 0, demo_text()) for name in pools}
     configs = [ModelConfig(name=name, engine=EngineConfig("none"), routing_policy="round_robin") for name in pools]
     router = router or Router(pools)
     tasks = asyncio.all_tasks()
-    made = ServeBackend(models, configs, (), router, pools, Handle(list))  # type: ignore[arg-type]
+    made = ServeBackend(  # type: ignore[arg-type]
+        models, configs, (), router, pools, gateways or Handle(list), on_usable=on_usable
+    )
     try:
         await settled(lambda: all(handle.asked > 1 for handle in pools.values()) and len(router.made) > 1)
         yield made
@@ -218,6 +229,26 @@ async def test_a_gateway_gets_acquainted_before_its_first_request(replicas: Repl
             await b.acquaint(0.01)  # but not for ever
             replicas["a"].connected = 1
             await b.acquaint(60)
+
+
+async def test_how_many_replicas_would_take_a_request_is_told(replicas: Replicas) -> None:
+    told: list[tuple[str, int]] = []
+    names = ["x", "y"]
+    handle = Handle(lambda: [info(name) for name in names])
+    async with backend(on_usable=lambda pool, usable: told.append((pool, usable)), a=handle):
+        await settled(lambda: told[-1] == ("a", 2))
+        replicas["x"].usable = False
+        await settled(lambda: told[-1] == ("a", 1))
+        names.remove("y")
+        await settled(lambda: told[-1] == ("a", 0))
+
+
+async def test_metrics_of_a_process_that_fails_are_left_out_alone(replicas: Replicas) -> None:
+    good = Metric("alive", "", "gauge")
+    good.add_sample("alive", {}, 1.0)
+    a = Handle(lambda: [info("a")], metrics=lambda: [DEAD, [good]])
+    async with backend(gateways=Handle(list, metrics=lambda: TimeoutError("too busy")), a=a) as b:
+        assert b"alive 1.0" in (await b.metrics() or b"")
 
 
 async def test_a_pool_that_was_taken_out_of_rotation_is_not_waited_for(replicas: Replicas) -> None:
