@@ -21,6 +21,8 @@ class ServiceModel(Settings):
 
         base_s + prefill_token_s P + prefill_pair_s A + decode_seq_s B + decode_context_s C    seconds.
 
+    and 1 + `contention` x N times that while N other replicas of its host are in a step or starting: they share cores
+    and memory bandwidth. Up to `replicas_per_host` are on one host; the default, 1, is no contention.
     `overhead_s`: what a request costs outside of the engine before its first token, at no one else's expense.
     `startup_s`: from the decision to start a replica until it takes requests. The other four are the engine's limits:
     tokens of a step, sequences at once, tokens of K/V, requests that may wait. `about`: what was measured, where."""
@@ -30,6 +32,8 @@ class ServiceModel(Settings):
     prefill_pair_s: float = setting(0.0, 0)
     decode_seq_s: float = setting(0.001, 0)
     decode_context_s: float = setting(0.0, 0)
+    contention: float = setting(0.0, 0)
+    replicas_per_host: int = setting(1, 1)
     overhead_s: float = setting(0.0, 0)
     startup_s: float = setting(8.0, 0)
     max_num_batched_tokens: int = setting(512, 1)
@@ -39,6 +43,7 @@ class ServiceModel(Settings):
     about: str = ""
 
     def step_s(self, prompt_tokens: float, pairs: float, decodes: float, context: float) -> float:
+        """On a host of its own."""
         return (
             self.base_s
             + self.prefill_token_s * prompt_tokens

@@ -22,8 +22,8 @@ constexpr int kSampleFields = 13;
 constexpr int64_t kTokensPerRequest = 128;
 
 struct Model {
-    double base, prefill_token, prefill_pair, decode_seq, decode_context, overhead;
-    int64_t budget, seats, kv_tokens, max_waiting;
+    double base, prefill_token, prefill_pair, decode_seq, decode_context, overhead, contention;
+    int64_t budget, seats, kv_tokens, max_waiting, per_host;
 
     double step(double tokens, double pairs, double decodes, double context) const {
         return base + prefill_token * tokens + prefill_pair * pairs + decode_seq * decodes + decode_context * context;
@@ -49,6 +49,7 @@ enum State { kStarting, kServing, kDraining, kGone };
 
 struct Replica {
     double start, ready;
+    int64_t host;
     State state = kStarting;
     double gone = kInf;
     std::deque<Seq> waiting, prefilling;
@@ -63,7 +64,7 @@ struct Replica {
     std::vector<double> itls;
     size_t itl_at = 0;
 
-    Replica(double start_, double ready_) : start(start_), ready(ready_) {}
+    Replica(double start_, double ready_, int64_t host_) : start(start_), ready(ready_), host(host_) {}
     int64_t decodes() const { return static_cast<int64_t>(decoding.size()); }
     int64_t seated() const { return static_cast<int64_t>(prefilling.size() + decoding.size()); }
     int64_t ongoing() const { return static_cast<int64_t>(waiting.size()) + seated(); }
@@ -91,10 +92,12 @@ class Cluster {
     Cluster(const Model& model, const double* at, const int64_t* prompt, const int64_t* output, int64_t num,
             int router, uint64_t seed, double* ttft, double* finish)
         : model_(model), at_(at), prompt_(prompt), output_(output), num_(num), router_(router), random_(seed),
-          ttft_(ttft), finish_(finish) {}
+          ttft_(ttft), finish_(finish), shares_(model.contention > 0 && model.per_host > 1) {}
 
     void start(double now, double ready) {
-        all_.push_back(std::make_unique<Replica>(now, ready));
+        int64_t host = 0;
+        while (on_host(host) >= model_.per_host) ++host;
+        all_.push_back(std::make_unique<Replica>(now, ready, host));
         live_.push_back(all_.back().get());
     }
 
@@ -258,18 +261,43 @@ class Cluster {
 
     void run_to(double until) {
         bool gone = false;
-        for (Replica* r : live_) {
-            while (r->step_end <= until) {
-                const double now = r->step_end;
-                end(*r);
-                begin(*r, now);
-                if (r->state == kDraining && !r->ongoing()) {
-                    leave(*r, now);
-                    gone = true;
-                }
-            }
+        if (shares_) {  // in the order of time, since a step depends on who else is in one
+            for (Replica* r = earliest(); r && r->step_end <= until; r = earliest()) gone |= step(*r);
+        } else {
+            for (Replica* r : live_)
+                while (r->step_end <= until) gone |= step(*r);
         }
         if (gone) sweep();
+    }
+
+    Replica* earliest() const {
+        Replica* first = nullptr;
+        for (Replica* r : live_)
+            if (!first || r->step_end < first->step_end) first = r;
+        return first;
+    }
+
+    // The end of one and the begin of the next; whether the replica left.
+    bool step(Replica& r) {
+        const double now = r.step_end;
+        end(r);
+        begin(r, now);
+        if (r.state != kDraining || r.ongoing()) return false;
+        leave(r, now);
+        return true;
+    }
+
+    int64_t on_host(int64_t host) const {
+        return std::count_if(live_.begin(), live_.end(),
+                             [=](const Replica* r) { return r->state != kGone && r->host == host; });
+    }
+
+    // Those that take from this one what it shares with them.
+    int64_t neighbours(const Replica& r) const {
+        if (!shares_) return 0;
+        return std::count_if(live_.begin(), live_.end(), [&](const Replica* o) {
+            return o != &r && o->host == r.host && (o->state == kStarting || o->step_end < kInf);
+        });
     }
 
     void leave(Replica& r, double now) {
@@ -339,7 +367,8 @@ class Cluster {
             return;
         }
         r.step_time = model_.step(static_cast<double>(tokens), pairs, static_cast<double>(r.decodes()),
-                                  static_cast<double>(r.context));
+                                  static_cast<double>(r.context)) *
+                      (1.0 + model_.contention * static_cast<double>(neighbours(r)));
         r.step_tokens = tokens;
         r.step_end = now + r.step_time;
     }
@@ -418,6 +447,7 @@ class Cluster {
     uint64_t random_;
     double* ttft_;
     double* finish_;
+    const bool shares_;
     uint64_t turn_ = 0;
     int64_t next_ = 0, open_ = 0, rejected_ = 0;
     std::vector<std::unique_ptr<Replica>> all_;
@@ -435,8 +465,8 @@ extern "C" {
 
 void* sim_new(const double* times, const int64_t* limits, const double* at, const int64_t* prompt,
               const int64_t* output, int64_t num, int router, uint64_t seed, double* ttft, double* finish) {
-    const Model model{times[0], times[1], times[2], times[3], times[4], times[5],
-                      limits[0], limits[1], limits[2], limits[3]};
+    const Model model{times[0], times[1], times[2], times[3], times[4], times[5], times[6],
+                      limits[0], limits[1], limits[2], limits[3], limits[4]};
     return new Cluster(model, at, prompt, output, num, router, seed, ttft, finish);
 }
 void sim_free(void* self) { delete of(self); }

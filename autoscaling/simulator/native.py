@@ -86,9 +86,14 @@ class NativeCluster:
         self.finish_s = np.full(len(trace), np.nan)
         m = model
         times = np.array(
-            [m.base_s, m.prefill_token_s, m.prefill_pair_s, m.decode_seq_s, m.decode_context_s, m.overhead_s]
+            [
+                m.base_s, m.prefill_token_s, m.prefill_pair_s, m.decode_seq_s, m.decode_context_s, m.overhead_s,
+                m.contention,
+            ]
+        )  # fmt: skip
+        limits = np.array(
+            [m.max_num_batched_tokens, m.max_num_seqs, m.kv_tokens, m.max_num_waiting, m.replicas_per_host], np.int64
         )
-        limits = np.array([m.max_num_batched_tokens, m.max_num_seqs, m.kv_tokens, m.max_num_waiting], np.int64)
         self._rows = np.empty((16, _NUM_FIELDS))
         self._counts = np.empty(7, np.int64)
         self._started = 0

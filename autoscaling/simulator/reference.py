@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 
@@ -40,6 +41,7 @@ class Seq:
 class Replica:
     start_s: float
     ready_s: float
+    host: int
     state: int = STARTING
     gone_s: float = math.inf
     waiting: deque[Seq] = field(default_factory=deque)
@@ -87,6 +89,7 @@ class ReferenceCluster:
         self._prompt = trace.prompt_tokens.tolist()
         self._output = trace.output_tokens.tolist()
         self._router = ROUTERS.index(router)
+        self._shares = model.contention > 0 and model.replicas_per_host > 1
         self._random = seed & MASK64
         self._turn = 0
         self._next = 0
@@ -98,7 +101,9 @@ class ReferenceCluster:
         self.finish_s = np.full(len(trace), np.nan)
 
     def start(self, now_s: float, ready_s: float) -> None:
-        self._replicas.append(Replica(now_s, ready_s))
+        used = Counter(r.host for r in self._replicas if r.state != GONE)
+        host = next(host for host in count() if used[host] < self._model.replicas_per_host)
+        self._replicas.append(Replica(now_s, ready_s, host))
 
     def stop(self, now_s: float) -> bool:
         for state in (STARTING, SERVING):
@@ -235,13 +240,21 @@ class ReferenceCluster:
             self._begin(r, now_s)
 
     def _run_to(self, until_s: float) -> None:
+        if self._shares:  # in the order of time, since a step depends on who else is in one
+            while (r := min(self._replicas, key=lambda r: r.step_end_s, default=None)) and r.step_end_s <= until_s:
+                self._step(r)
+            return
         for r in self._replicas:
             while r.step_end_s <= until_s:
-                now_s = r.step_end_s
-                self._end(r)
-                self._begin(r, now_s)
-                if r.state == DRAINING and not r.ongoing:
-                    self._leave(r, now_s)
+                self._step(r)
+
+    def _step(self, r: Replica) -> None:
+        """The end of one and the begin of the next."""
+        now_s = r.step_end_s
+        self._end(r)
+        self._begin(r, now_s)
+        if r.state == DRAINING and not r.ongoing:
+            self._leave(r, now_s)
 
     def _leave(self, r: Replica, now_s: float) -> None:
         r.state = GONE
@@ -272,9 +285,16 @@ class ReferenceCluster:
         if not tokens and not r.decoding:
             r.step_end_s = math.inf
             return
-        r.step_s = m.step_s(tokens, pairs, len(r.decoding), r.context)
+        r.step_s = m.step_s(tokens, pairs, len(r.decoding), r.context) * (1.0 + m.contention * self._neighbours(r))
         r.step_tokens = tokens
         r.step_end_s = now_s + r.step_s
+
+    def _neighbours(self, r: Replica) -> int:
+        """Those that take from this one what it shares with them."""
+        if not self._shares:
+            return 0
+        busy = [o for o in self._replicas if o.state == STARTING or o.step_end_s < math.inf]
+        return sum(o.host == r.host and o is not r for o in busy)
 
     def _end(self, r: Replica) -> None:
         now_s = r.step_end_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from deployments.cli import coldstart
 
 if TYPE_CHECKING:
+    from autoscaling.fit import Fitted
     from autoscaling.report.summary import Summary
     from autoscaling.simulator.run import Outcome, Setup
     from autoscaling.spec import PolicySpec
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 _PROFILE = "gpu-example"
 _COMPARED = ("burst", "diurnal", "flash_crowd", "ramp")
+_POSITIVE = r"(?=[0-9.]*[1-9])[0-9]+(?:\.[0-9]+)?"
+_VARIED = re.compile(rf"(?P<name>.*?)(?::(?P<scale>{_POSITIVE}))?(?:@(?P<speed>{_POSITIVE}))?", re.DOTALL)
 
 
 def add(commands: Any) -> None:
@@ -40,7 +44,12 @@ def add(commands: Any) -> None:
     one.set_defaults(run=_checked(_simulate))
 
     many = verbs.add_parser("compare", help="a policy on several traces against `ongoing` at equal cost or SLO")
-    many.add_argument("--trace", action="append", metavar="FILE|NAME[:SCALE]", help=f"default: {', '.join(_COMPARED)}")
+    many.add_argument(
+        "--trace",
+        action="append",
+        metavar="FILE|NAME[:X][@Y]",
+        help=f"with X times the requests, played Y times as fast; default: {', '.join(_COMPARED)}",
+    )
     many.add_argument("--policy", default="slo", metavar="NAME|YAML", help="default: %(default)s")
     many.add_argument(
         "--baseline", default="ongoing", metavar="NAME|YAML", help="an `ongoing` one (its other settings)"
@@ -60,6 +69,10 @@ def add(commands: Any) -> None:
 
     fit = verbs.add_parser("fit", help="a service model from engine_bench's JSON or from a request log")
     fit.add_argument("file", type=Path)
+    fit.add_argument(
+        "--beside", type=Path, metavar="FILE", help="the same while another replica of its host is busy: contention"
+    )
+    fit.add_argument("--model", metavar="NAME", help="of a request log with several models: the one to fit")
     fit.add_argument("--base", default=_PROFILE, metavar="NAME|JSON", help="what the file does not tell is from there")
     fit.add_argument("--out", type=Path, metavar="JSON", help="write the profile there; else it is printed")
     fit.set_defaults(run=_checked(_fit))
@@ -152,8 +165,7 @@ def _compare(args: argparse.Namespace) -> int:
     spec, baseline = _spec(args, args.policy), _spec(args, args.baseline)
     results: list[Comparison] = []
     for name in args.trace or _COMPARED:
-        file, _, scale = name.rpartition(":") if _is_number(name.rpartition(":")[2]) else (name, "", "1")
-        trace = _trace(args, file, float(scale))
+        trace = _varied(args, name)
         bar.show(trace.name, len(results) / len(args.trace or _COMPARED))
         results.append(compare(spec, baseline, trace, _setup(args, trace), args.ttft_slo))
         bar.done(trace.name)
@@ -201,23 +213,38 @@ def _tune(args: argparse.Namespace) -> int:
 def _fit(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from autoscaling.fit import fit_file
+    from autoscaling.fit import fit_contention, fit_file
     from autoscaling.service_model import ServiceModel
 
-    found = fit_file(args.file, ServiceModel.load(args.base))
-    text = json.dumps(asdict(found.model), indent=2)
-    print(
-        f"{found.num} measurements; half of them within {found.error:.1%}, 95 % within {found.worst:.1%}",
-        file=sys.stderr,
-    )
+    found = fit_file(args.file, ServiceModel.load(args.base), args.model)
+    print(f"{found.num} measurements; {_errors(found)}", file=sys.stderr)
+    if args.beside is not None:
+        found = fit_contention(args.beside, found.model, args.model)
+        longer = f"{1 + found.model.contention:.2f} times as long beside a busy replica"
+        print(f"{longer}: {found.num} measurements; {_errors(found)}", file=sys.stderr)
     if args.out is not None:
         found.model.save(args.out)
     else:
-        print(text)
+        print(json.dumps(asdict(found.model), indent=2))
     return 0
 
 
-def _trace(args: argparse.Namespace, name: str, scale: float = 1.0) -> Trace:
+def _errors(found: Fitted) -> str:
+    return f"half of them within {found.error:.1%}, 95 % within {found.worst:.1%}"
+
+
+def _varied(args: argparse.Namespace, given: str) -> Trace:
+    """A trace of `compare`, named after what was made of it."""
+    from dataclasses import replace
+
+    found = _VARIED.fullmatch(given)
+    assert found is not None  # whatever has no such end is a name
+    name, scale, speed = found["name"], float(found["scale"] or 1), float(found["speed"] or 1)
+    trace = _trace(args, name, scale, speed)
+    return replace(trace, name=trace.name + given[len(name) :])
+
+
+def _trace(args: argparse.Namespace, name: str, scale: float = 1.0, speed: float = 1.0) -> Trace:
     from autoscaling.service_model import ServiceModel
     from autoscaling.settings import PolicyError
     from autoscaling.traces.generators import GENERATORS, generate
@@ -230,11 +257,11 @@ def _trace(args: argparse.Namespace, name: str, scale: float = 1.0) -> Trace:
         trace = generate(name, args.rate, args.hours * 3600, args.seed)
     else:
         trace = load_trace(Path(name))
-    scale *= args.scale_rate
+    scale, speed = scale * args.scale_rate, speed * args.speedup
     if scale != 1.0:
         trace = scale_rate(trace, scale, args.seed)
-    if args.speedup != 1.0:
-        trace = speed_up(trace, args.speedup)
+    if speed != 1.0:
+        trace = speed_up(trace, speed)
     return fit_limits(trace, ServiceModel.load(args.profile).kv_tokens)
 
 
@@ -302,10 +329,3 @@ def _writable(path: Path) -> None:
     """Before minutes of work, not after. Raises OSError."""
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path}: there is no directory {path.parent}")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return float(text) > 0
-    except ValueError:
-        return False

@@ -28,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     r = verbs.add_parser("one-to-two", help="the real engine, one thread a replica, from one replica to two")
     r.add_argument("--seconds", type=float, default=60.0, help="of load (default: %(default)s)")
     r.add_argument("--seed", type=int, default=0)
+    r.add_argument("--repeat", type=int, default=2, metavar="N", help="real runs (default: %(default)s)")
     r.add_argument("--out", type=Path, metavar="FILE", help="write the tables there, as Markdown")
     args = p.parse_args(argv)
     if args.verb == "one-to-two":
@@ -47,14 +48,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _one_to_two(args: argparse.Namespace) -> int:
     try:
-        found = one_to_two(args.seconds, args.seed, _say)
+        found, close = one_to_two(args.seconds, args.seed, args.repeat, _say)
     except LoadError as error:
         print(f"load_tests.autoscale: {error}", file=sys.stderr)
         return 1
     print(found)
     if args.out is not None:
         args.out.write_text(f"# The real engine from one replica to two\n\n{found}\n")
-    return 0
+    return 0 if close else 2
 
 
 def _say(line: str) -> None:

@@ -8,7 +8,8 @@ import json
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import numpy as np
 import orjson
 
 from autoscaling.traces.trace import Trace, load_trace
-from load_tests.autoscale.real import Running, measure, running, serve_config
+from load_tests.autoscale.real import Measured, Running, measure, running, serve_config
 from load_tests.autoscale.traffic import within, write_trace
 from load_tests.autoscale.validate import Comparison, markdown, predict, seen
+from load_tests.client import Endpoint
 from load_tests.errors import LoadError
 from load_tests.outcome import Outcome
 from load_tests.peers.demo import MODEL
@@ -45,60 +47,73 @@ POLICY: Mapping[str, Any] = {
 }
 _SEQUENTIAL = ((32, 24), (64, 24), (128, 24), (256, 24), (384, 24), (512, 24))  # tokens of prompt and answer
 _TOGETHER = ((4, 64, 32), (4, 256, 16), (8, 32, 48))  # so many at once
+_NEIGHBOUR = "neighbour"
+_NEIGHBOURS, _NEIGHBOUR_PROMPT, _NEIGHBOUR_OUTPUT = 3, 160, 24  # requests at once, so that it is never idle
 _LOW_S, _LOW, _HIGH = 10.0, 0.3, 1.3  # of what one replica can serve, and for how long at first
 _BATCH = 4.0  # sequences that share a step's fixed part, about
 _PROMPT, _OUTPUT = 160.0, 24.0  # medians
 
 
-def one_to_two(seconds: float, seed: int, say: Callable[[str], None]) -> str:
-    """What was predicted and what was seen, as Markdown. Raises LoadError."""
+def one_to_two(seconds: float, seed: int, repeat: int, say: Callable[[str], None]) -> tuple[str, bool]:
+    """What was predicted and what was seen, as Markdown, and whether they are close. Raises LoadError."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         known = calibrate(folder, say)
         trace = step_trace(known, seconds, seed)
         file = folder / "trace.csv"
         write_trace(trace, file)
-        say(f"{len(trace)} requests in {trace.duration_s:.0f} s")
-        run = measure(trace, known, POLICY, folder, say, ENGINE)
-        if not run.ttft_s:
-            raise LoadError(f"no request was answered: {run.failed[:1]}")
-        startup_s = run.startup_s if run.startup_s is not None else POLICY["params"]["startup_s"]
-        predicted = predict(load_trace(file), run.overhead_s, startup_s, known, POLICY)
-        result = Comparison(
-            trace.name,
-            trace.notes,
-            len(trace),
-            len(run.failed),
-            run.overhead_s,
-            startup_s,
-            run.cpu_s / trace.duration_s,
-            (seen(run, len(trace), POLICY),),
-            predicted,
-        )
-    changes = ", ".join(f"{d['from']} to {d['to']} ({d['why']})" for d in run.decisions) or "none"
-    return "\n".join(
-        (
-            markdown([result]),
-            "",
-            f"Load: {', '.join(trace.notes)}; {len(run.failed)} requests failed. SLO: TTFT within "
-            f"{POLICY['params']['ttft_slo_s']:g} s.",
-            "",
-            f"Calibrated on one replica: {_said(known)}.",
-            "",
-            f"Changes: {changes}. From decision to service {startup_s:.1f} s.",
-        )
+        runs = []
+        for i in range(repeat):
+            say(f"{len(trace)} requests in {trace.duration_s:.0f} s, {i + 1} of {repeat}")
+            runs.append(measure(trace, known, POLICY, folder, say, ENGINE))
+            if not runs[-1].ttft_s:
+                raise LoadError(f"no request was answered: {runs[-1].failed[:1]}")
+        result = compared(trace, load_trace(file), known, runs)
+    changes = [", ".join(f"{d['from']} to {d['to']} ({d['why']})" for d in run.decisions) or "none" for run in runs]
+    began = ", ".join(f"{s:.1f} s" for run in runs for s in run.startups_s) or "never"
+    lines = (
+        markdown([result]),
+        f"Load: {', '.join(trace.notes)}; {result.failed} requests failed. SLO: TTFT within "
+        f"{POLICY['params']['ttft_slo_s']:g} s.",
+        f"Calibrated: {_said(known)}.",
+        f"Changes: {'; '.join(changes)}. From decision to service: {began}.",
+    )
+    return "\n\n".join(lines), result.close
+
+
+def compared(trace: Trace, played: Trace, known: Mapping[str, Any], runs: Sequence[Measured]) -> Comparison:
+    startups_s = [run.startup_s or POLICY["params"]["startup_s"] for run in runs]
+    predicted = [predict(played, run.overhead_s, s, known, POLICY) for run, s in zip(runs, startups_s, strict=True)]
+    return Comparison(
+        trace.name,
+        trace.notes,
+        len(trace),
+        sum(len(run.failed) for run in runs),
+        float(np.mean([run.overhead_s for run in runs])),
+        float(np.mean(startups_s)),
+        sum(run.cpu_s for run in runs) / trace.duration_s / len(runs),
+        tuple(seen(run, len(trace), POLICY) for run in runs),
+        tuple(figures for seeds in predicted for figures in seeds),
     )
 
 
 def calibrate(folder: Path, say: Callable[[str], None]) -> Mapping[str, Any]:
-    """Step times of one replica by its gateway's request log. Raises LoadError."""
+    """Step times of one replica by its gateway's request log, alone and beside another one that is busy. Raises
+    LoadError."""
     base, profile = folder / "limits.json", folder / "profile.json"
+    alone, beside = folder / "alone.log", folder / "beside.log"
     base.write_text(json.dumps({**_LIMITS, "kv_tokens": _KV_TOKENS, "about": "the demo model"}))
-    with running(serve_config({}, None, free_port(), ENGINE), folder, say) as server:
-        asyncio.run(_probe(server))
+    config = serve_config({}, None, free_port(), ENGINE)
+    models = config["applications"][0]["args"]["models"]
+    models.append({**models[0], "name": _NEIGHBOUR})
+    with running(config, folder, say) as server:
+        began_s = asyncio.run(_probes(server))
         [journal] = server.logs.glob("requests_*.log")
-        command = (*SLUICE, "autoscale", "fit", str(journal), "--base", str(base), "--out", str(profile))
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        lines = journal.read_text().splitlines()
+    for file, part in zip((alone, beside), split(lines, server.endpoint.model, began_s), strict=True):
+        file.write_text("\n".join(part))
+    command = (*SLUICE, "autoscale", "fit", alone, "--beside", beside, "--base", base, "--out", profile)
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
     if done.returncode:
         raise LoadError(f"sluice autoscale fit: {done.stderr.strip()[-500:]}")
     found: Mapping[str, Any] = json.loads(profile.read_text())
@@ -106,21 +121,59 @@ def calibrate(folder: Path, say: Callable[[str], None]) -> Mapping[str, Any]:
     return found
 
 
-async def _probe(server: Running) -> None:
+def split(lines: Sequence[str], model: str, at_s: float) -> tuple[list[str], list[str]]:
+    """Those of a request log that are of one model: what came before a moment, by the clock, and later."""
+    parts: tuple[list[str], list[str]] = ([], [])
+    for line in lines:
+        row = json.loads(line)
+        if row["model"] == model:
+            parts[row["time"] - row["total_s"] >= at_s].append(line)
+    return parts
+
+
+async def _probes(server: Running) -> float:
+    """Without the neighbour, then beside it: from when on."""
+    neighbour = Endpoint(server.endpoint.base_url, model=_NEIGHBOUR)
     try:
-        for prompt, output in _SEQUENTIAL:
-            await _ask(server, prompt, output)
-        for at_once, prompt, output in _TOGETHER:
-            await asyncio.gather(*(_ask(server, prompt, output) for _ in range(at_once)))
-        for prompt, output in reversed(_SEQUENTIAL):
-            await _ask(server, prompt, output)
+        await _ask(neighbour, _NEIGHBOUR_PROMPT, _NEIGHBOUR_OUTPUT)  # what only a first request costs
+        await _probe(server.endpoint)
+        began_s = time.time()
+        async with _busy(neighbour):
+            await _probe(server.endpoint)
+        return began_s
     finally:
         server.endpoint.close()
+        neighbour.close()
 
 
-async def _ask(server: Running, prompt: int, output: int) -> None:
+@asynccontextmanager
+async def _busy(endpoint: Endpoint) -> AsyncIterator[None]:
+    over = asyncio.Event()
+
+    async def ask() -> None:
+        while not over.is_set():
+            await _ask(endpoint, _NEIGHBOUR_PROMPT, _NEIGHBOUR_OUTPUT)
+
+    tasks = [asyncio.create_task(ask()) for _ in range(_NEIGHBOURS)]
+    try:
+        yield
+    finally:
+        over.set()
+        await asyncio.gather(*tasks)
+
+
+async def _probe(endpoint: Endpoint) -> None:
+    for prompt, output in _SEQUENTIAL:
+        await _ask(endpoint, prompt, output)
+    for at_once, prompt, output in _TOGETHER:
+        await asyncio.gather(*(_ask(endpoint, prompt, output) for _ in range(at_once)))
+    for prompt, output in reversed(_SEQUENTIAL):
+        await _ask(endpoint, prompt, output)
+
+
+async def _ask(endpoint: Endpoint, prompt: int, output: int) -> None:
     outcome = Outcome(time.perf_counter())
-    await server.endpoint.send(server.endpoint.prepare(orjson.dumps([9] * prompt), output), outcome)
+    await endpoint.send(endpoint.prepare(orjson.dumps([9] * prompt), output), outcome)
     if outcome.error is not None:
         raise LoadError(f"the server does not answer: {outcome.error}")
 
@@ -152,5 +205,6 @@ def _poisson(
 def _said(profile: Mapping[str, Any]) -> str:
     return (
         f"{profile['base_s'] * 1e3:.1f} ms a step, {profile['prefill_token_s'] * 1e3:.2f} ms a prompt token, "
-        f"{profile['decode_seq_s'] * 1e3:.1f} ms a sequence that decodes"
+        f"{profile['decode_seq_s'] * 1e3:.1f} ms a sequence that decodes, all {1 + profile['contention']:.2f} times as "
+        "long beside a busy replica"
     )

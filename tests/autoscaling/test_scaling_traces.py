@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from autoscaling.fit import Step, bench_steps, fit, fit_file
+from autoscaling.fit import Step, bench_steps, fit, fit_contention, fit_file
 from autoscaling.service_model import ServiceModel
 from autoscaling.settings import PolicyError
 from autoscaling.simulator.run import Setup, simulate
@@ -116,24 +117,68 @@ def test_fit_finds_the_model_that_made_a_benchmark(tmp_path: Path) -> None:
     assert len(list(bench_steps({"tables": {}}))) == 0
 
 
+def _trace() -> Trace:
+    trace = generate("constant", 1.0, 600.0, 0)
+    return Trace("t", trace.at_s, trace.prompt_tokens // 4 + 1, trace.output_tokens // 2 + 3, 600.0)
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
 def test_fit_finds_about_the_model_that_made_a_request_log(tmp_path: Path) -> None:
     """The simulated engine's own requests: others at work at the time are told from the log alone."""
-    trace = generate("constant", 1.0, 600.0, 0)
-    trace = Trace("t", trace.at_s, trace.prompt_tokens // 4 + 1, trace.output_tokens // 2 + 3, 600.0)
-    got = _served(trace)
-    path = tmp_path / "requests_x.log"
-    path.write_text("".join(json.dumps(row) + "\n" for row in got))
-    found = fit_file(path, MODEL)
+    found = fit_file(_write(tmp_path / "requests_x.log", _served(_trace())), MODEL)
     assert found.error < 0.25
     for tokens, batch in ((256, 0), (0, 4), (256, 8)):
         args = (tokens, 0.0, batch, batch * 150)
         assert found.model.step_s(*args) == pytest.approx(MODEL.step_s(*args), rel=0.35)
 
 
-def _served(trace: Trace) -> list[dict[str, Any]]:
+def test_fit_of_requests_one_by_one_knows_what_long_prompts_cost(tmp_path: Path) -> None:
+    """Eight short ones of which the log says nonsense change nothing."""
+    model = replace(MODEL, prefill_pair_s=1e-6)
+    at_s = np.arange(40.0) * 10
+    trace = Trace("t", at_s, np.tile([32, 128, 512, 2000], 10), np.full(40, 20), 400.0)
+    rows = _served(trace, model)
+    rows += [row | {"prefill_s": 5 * row["prefill_s"], "time": row["time"] + 1000.0} for row in rows[::5]]
+    found = fit_file(_write(tmp_path / "requests_x.log", rows), replace(model, prefill_pair_s=0.0)).model
+    assert found.prefill_pair_s == pytest.approx(1e-6, rel=0.02)
+    assert found.prefill_token_s == pytest.approx(model.prefill_token_s, rel=0.02)
+
+
+def test_contention_is_how_much_longer_the_same_takes_beside_another(tmp_path: Path) -> None:
+    rows = _served(_trace())
+    alone = fit_file(_write(tmp_path / "alone.log", rows), MODEL).model
+    assert (alone.contention, alone.replicas_per_host) == (0.0, 1)
+    slower = [row | {name: 1.3 * row[name] for name in ("time", "prefill_s", "decode_s")} for row in rows]
+    beside = _write(tmp_path / "beside.log", slower)
+    found = fit_contention(beside, alone)
+    assert found.model.contention == pytest.approx(0.3, abs=0.1) and found.model.replicas_per_host == 2
+    assert replace(found.model, contention=0.0, replicas_per_host=1, about="") == replace(alone, about="")
+    quicker = [row | {name: 0.5 * row[name] for name in ("time", "prefill_s", "decode_s")} for row in rows]
+    assert fit_contention(_write(tmp_path / "quicker.log", quicker), alone).model.contention == 0.0
+    assert fit_contention(beside, replace(alone, replicas_per_host=4)).model.replicas_per_host == 4
+    with pytest.raises(PolicyError, match="no usable measurements"):
+        fit_contention(_write(tmp_path / "none.log", []), alone)
+
+
+def test_a_log_of_several_models_is_fitted_for_one(tmp_path: Path) -> None:
+    rows = _served(_trace())
+    path = _write(tmp_path / "requests_x.log", [row | {"model": "a"} for row in rows] + [rows[0] | {"model": "b"}])
+    with pytest.raises(PolicyError, match="several models: a, b; choose one with --model"):
+        fit_file(path, MODEL)
+    with pytest.raises(PolicyError, match="no requests to 'c'; there are some to a, b"):
+        fit_file(path, MODEL, "c")
+    only = _write(tmp_path / "requests_y.log", rows)
+    assert replace(fit_file(path, MODEL, "a").model, about="") == replace(fit_file(only, MODEL).model, about="")
+
+
+def _served(trace: Trace, model: ServiceModel = MODEL) -> list[dict[str, Any]]:
     from autoscaling.simulator.reference import ReferenceCluster
 
-    cluster = ReferenceCluster(MODEL, trace, "least_loaded", 0)
+    cluster = ReferenceCluster(model, trace, "least_loaded", 0)
     cluster.start(0.0, 0.0)
     cluster.advance(2000.0)
     rows = []

@@ -118,11 +118,16 @@ ACTIONS = st.lists(st.tuples(st.sampled_from(["start", "stop"]), st.floats(0.01,
 
 @pytest.mark.skipif(library() is None, reason="needs a C++ compiler")
 @settings(max_examples=150, deadline=None)
-@given(REQUESTS, ACTIONS, st.sampled_from(ROUTERS), st.integers(0, 2**64 - 1), st.integers(260, 600))
+@given(REQUESTS, ACTIONS, st.sampled_from(ROUTERS), st.integers(0, 2**64 - 1), st.integers(260, 600), st.integers(1, 3))
 def test_both_models_give_the_same_bits(
-    requests: list[tuple[float, int, int]], actions: list[tuple[str, float]], router: str, seed: int, kv: int
+    requests: list[tuple[float, int, int]],
+    actions: list[tuple[str, float]],
+    router: str,
+    seed: int,
+    kv: int,
+    per_host: int,
 ) -> None:
-    model = dataclasses.replace(MODEL, kv_tokens=kv)
+    model = dataclasses.replace(MODEL, kv_tokens=kv, contention=0.3, replicas_per_host=per_host)
     t = trace(*requests)
     lib = library()
     assert lib is not None
@@ -165,3 +170,33 @@ def test_short_prompts_pass_a_long_one_that_still_gets_on() -> None:
     model = ServiceModel(base_s=0.1, prefill_token_s=0.001, max_num_batched_tokens=100, max_num_seqs=8)
     cluster = served(model, trace((0.0, 400, 1), (0.05, 75, 1)))
     assert cluster.ttft_s == pytest.approx([0.975, 0.35])
+
+
+def beside(model: ServiceModel, other_ready_s: float, *requests: tuple[float, int, int]) -> ReferenceCluster:
+    """Two replicas, one of which is there from the start."""
+    cluster = ReferenceCluster(model, trace(*requests), "least_loaded", 0)
+    cluster.start(0.0, 0.0)
+    cluster.advance(0.0)
+    cluster.start(0.0, other_ready_s)
+    cluster.advance(100.0)
+    return cluster
+
+
+def test_replicas_of_one_host_slow_each_other_while_they_work_or_start() -> None:
+    shared = dataclasses.replace(MODEL, contention=0.5, replicas_per_host=2)
+    step = MODEL.step_s(10, 50, 0, 0)
+    starting = beside(shared, 50.0, (1.0, 10, 1))
+    assert starting.ttft_s[0] == pytest.approx(1.5 * step + 0.005)
+    idle = beside(shared, 0.5, (1.0, 10, 1))
+    assert idle.ttft_s[0] == pytest.approx(step + 0.005)
+    working = beside(shared, 0.5, (1.0, 10, 2), (1.0, 10, 1))
+    assert working.ttft_s == pytest.approx([step + 0.005, 1.5 * step + 0.005])  # the first began alone
+    decode = MODEL.step_s(0, 0, 1, 10)
+    assert working.finish_s[0] == pytest.approx(1.0 + step + 1.5 * decode)
+
+
+def test_replicas_of_other_hosts_do_not() -> None:
+    alone = dataclasses.replace(MODEL, contention=0.5)
+    step = MODEL.step_s(10, 50, 0, 0)
+    assert beside(alone, 50.0, (1.0, 10, 1)).ttft_s[0] == pytest.approx(step + 0.005)
+    assert beside(alone, 0.5, (1.0, 10, 1), (1.0, 10, 1)).ttft_s == pytest.approx([step + 0.005] * 2)

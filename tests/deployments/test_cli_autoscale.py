@@ -46,8 +46,14 @@ def test_equal_replica_hours(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_compare_and_tune(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["autoscale", "compare", "--trace", "burst:0.5", "--markdown", *SMALL]) == 0
-    assert capsys.readouterr().out.splitlines()[0].startswith("| trace | SLO met |")
+    traces = ["--trace", "burst", "--trace", "burst:0.5@2"]
+    assert main(["autoscale", "compare", *traces, "--markdown", *SMALL]) == 0
+    head, _, whole, varied = capsys.readouterr().out.splitlines()
+    assert head.startswith("| trace | SLO met |")
+    assert whole.startswith("| burst | ") and varied.startswith("| burst:0.5@2 | ")
+    assert main(["autoscale", "compare", "--trace", "burst:0.5@2", "--json", *SMALL]) == 0
+    [row] = json.loads(capsys.readouterr().out)
+    assert {"0.5 times the requests", "played 2 times as fast"} < set(row["notes"])
     pytest.importorskip("optuna")
     best = tmp_path / "best.yaml"
     status = main(
@@ -58,6 +64,12 @@ def test_compare_and_tune(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["autoscale", "simulate", "--trace", "burst", "--policy", str(best), *SMALL]) == 0
 
 
+@pytest.mark.parametrize("given", ["burst:0", "burst:x", "burst@0.0", "burst@-1"])
+def test_what_is_no_variation_is_a_name(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["autoscale", "compare", "--trace", given, *SMALL]) == 2
+    assert f"is called '{given}'" in capsys.readouterr().err
+
+
 def test_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"batch": b, "context": c, "step_ms": 2 + b + b * c / 1e3} for b in (1, 4) for c in (100, 1000)]
     bench = tmp_path / "b.json"
@@ -65,6 +77,12 @@ def test_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile = tmp_path / "p.json"
     assert main(["autoscale", "fit", str(bench), "--base", "cpu-demo", "--out", str(profile)]) == 0
     assert json.loads(profile.read_text())["base_s"] == pytest.approx(0.002, rel=0.01)
+    beside = tmp_path / "beside.json"
+    beside.write_text(json.dumps({"tables": {"decode": {"rows": [r | {"step_ms": 1.5 * r["step_ms"]} for r in rows]}}}))
+    assert main(["autoscale", "fit", str(bench), "--beside", str(beside), "--out", str(profile)]) == 0
+    assert "1.50 times as long beside a busy replica" in capsys.readouterr().err
+    made = json.loads(profile.read_text())
+    assert made["contention"] == pytest.approx(0.5, rel=0.01) and made["replicas_per_host"] == 2
     assert main(["autoscale", "simulate", "--trace", "constant", "--profile", str(profile), *SMALL, "--rate", "1"]) == 0
 
 
