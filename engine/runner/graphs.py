@@ -136,27 +136,32 @@ class _Inputs:
         self._seq_lens_np = self._seq_lens.numpy()
         self._table_np = self._table.numpy()
         self._in_table: list[tuple[int, ...]] = [()] * max_num_seqs
+        self._numbers = np.arange(max_rows + 1)
 
     def take(self, slices: Seq[SeqSlice]) -> int:
         """Write a step's numbers. Returns how many rows it has; 0 if that is too many."""
         num_seqs, size = len(slices), self._block_size
-        counts = np.array([len(s.token_ids) for s in slices])
-        rows = int(counts.sum())
+        counts = [len(s.token_ids) for s in slices]
+        rows = sum(counts)
         if num_seqs > self._max_num_seqs or rows > self._max_rows:
             return 0
         starts = np.array([s.start for s in slices])
-        ends = starts + counts
+        if rows == num_seqs:  # one token each, as in most steps
+            sequence, positions, ends = self._numbers[:rows], starts, starts + 1
+            self._query_starts_np[1 : num_seqs + 1] = self._numbers[1 : num_seqs + 1]
+        else:
+            ends = starts + counts
+            np.cumsum(counts, out=self._query_starts_np[1 : num_seqs + 1])
+            sequence = self._numbers[:num_seqs].repeat(counts)
+            positions = self._numbers[:rows] + (starts - self._query_starts_np[:num_seqs])[sequence]
         if (last := int(ends.max()) - 1) >= self._max_model_len:
             raise EngineError(f"position {last} is beyond the context of {self._max_model_len} tokens")
         for i, s in enumerate(slices):
             if self._in_table[i] != s.block_ids:  # in most steps no block is added
                 self._table_np[i, : len(s.block_ids)] = s.block_ids
                 self._in_table[i] = s.block_ids
-        counts.cumsum(out=self._query_starts_np[1 : num_seqs + 1])
         self._seq_lens_np[:num_seqs] = ends
         self._ids_np[:rows] = [token for s in slices for token in s.token_ids]
-        sequence = np.arange(num_seqs).repeat(counts)
-        positions = np.arange(rows) + (starts - self._query_starts_np[:num_seqs])[sequence]
         blocks, offsets = np.divmod(positions, size)
         self._positions_np[:rows] = positions
         self._slots_np[:rows] = self._table_np[sequence, blocks].astype(np.int64) * size + offsets

@@ -74,6 +74,9 @@ class Chunks:
                 awaited = self._awaited.tokens(cls, step.now_s)
                 lesser_s = 0.0 if awaited is None else self._pace.brief_s(awaited)
             room = self._pace.room(len(step.decodes), chunks, crowding, wanted, room, lesser_s)
+        if step.num_prompts > 1 and prompts:
+            shortest = min(seq.num_pending for seq in prompts)
+            room = self._pace.enough(len(step.decodes), chunks, shortest, room)
         return room
 
     def has_room(self, seq: Sequence, pending: int, step: Step) -> bool:
@@ -101,6 +104,8 @@ class Chunks:
             return
         class_of = self._queue.class_of
         oldest = min(prompts, key=self._queue.score)
+        if step.fresh:
+            step.rooms.clear()  # found before it was known who would come
         rooms = {cls: self.room(cls, step) for cls in sorted({class_of(seq) for seq in prompts})}
         share = min(oldest.num_pending, _quarter(rooms[class_of(oldest)]))
         kept, taken = share, 0

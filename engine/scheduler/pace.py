@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from engine.scheduler.cost import ChunkCost, StepCost
 
 _LEAST_TOKENS = 4  # of prompts in a step, so that they always get on
@@ -13,6 +15,7 @@ _PROBED = 16  # steps with prompts until one decodes alone, so that it stays kno
 _UNNOTICED_S = 0.02  # a more important prompt may have to wait so long for less important ones
 _WAIT = 0.25  # or so much of the time that it takes itself
 _SLOWED = 0.85  # least speed of prompts in pauses, by that in even steps, for streams to pause
+_FULL = 8.0  # times as long as decoding alone: a step so long gains little by more prompts in it
 _WORTH = 1.2  # and how much higher that speed times the speed of streams must be
 
 
@@ -77,6 +80,16 @@ class Pace:
             self._pausing = True
             return pause
         return max(0, chunks.tokens(lesser_s, budget))
+
+    def enough(self, num_decodes: int, chunks: ChunkCost, shortest: int, budget: int) -> int:
+        """How many of `budget` tokens prompts may take that wait beside others, the shortest for `shortest` tokens. All
+        that share a step have their first token when the last one could have it; so a step takes no more of them than
+        pay for what a step takes anyway, and the others follow in the next one. In a pause, after which they would have
+        to wait for another, and without a limit on slowdown all are taken."""
+        decode_s = self._cost.decode_s(num_decodes)
+        if decode_s is None or self._pausing or self._slowdown == inf:
+            return budget
+        return min(budget, max(shortest, chunks.tokens(_FULL * decode_s, budget)))
 
     def brief(self, chunks: ChunkCost, awaited: int, budget: int) -> int:
         """How many of `budget` tokens less important prompts may take."""

@@ -112,6 +112,26 @@ def test_callers_on_several_threads_share_the_workers(native):
     assert not wrong
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="threads cannot be placed here")
+def test_workers_keep_off_the_callers_core():
+    code = """
+import os, sys, torch
+from engine.kernels import cpu
+from engine.kernels.cpu.ops import NativeKernels
+cores = sorted(os.sched_getaffinity(0))[:2]
+if not cpu.available() or len(cores) < 2:
+    sys.exit(0)
+os.sched_setaffinity(0, cores)
+torch.set_num_threads(2)
+NativeKernels().silu_mul(torch.randn(64, 2048))
+assert os.sched_getaffinity(0) == set(cores)
+placed = [os.sched_getaffinity(int(thread)) for thread in os.listdir("/proc/self/task")]
+assert {cores[0]} in placed or {cores[1]} in placed, placed
+"""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    run_python(code, Path(cache))
+
+
 def test_a_forked_child_still_computes(tmp_path):
     """Worker threads do not survive a fork; the child's caller does the work alone."""
     code = """

@@ -116,6 +116,23 @@ def test_tokens_that_fit() -> None:
     assert chunks.tokens(0.0, 100) < 0 and ChunkCost(0.0, 0.0).tokens(0.0, 7) == 7
 
 
+# ---------------------------------------------------------------------------------------------- side by side
+
+
+def test_prompts_that_could_share_a_step_have_it_one_after_the_other_if_that_costs_little() -> None:
+    steps = Steps(Machine(base=0.01, decode=0.0, chunk=0.0, ahead=0.0, token=0.001, pair=0.0))
+    chunks = ChunkCost(0.0, 0.001)
+    assert steps.pace.enough(0, chunks, 32, 512) == 512  # nothing is known yet
+    for _ in range(30):
+        steps.step(8)
+    assert 64 <= steps.pace.enough(0, chunks, 32, 512) <= 96  # two or three of 32, of a step of 8 all 256
+    assert steps.pace.enough(8, chunks, 32, 512) == steps.pace.enough(0, chunks, 32, 512)
+    assert steps.pace.enough(0, chunks, 256, 512) == 256  # the shortest is not cut
+    assert steps.pace.enough(0, chunks, 256, 100) == 100
+    assert steps.pace.enough(0, ChunkCost(0.0, 1e-6), 32, 512) == 512  # where tokens cost next to nothing, all at once
+    assert Pace(inf, steps.cost).enough(0, chunks, 32, 512) == 512
+
+
 # --------------------------------------------------------------------------------------------- beside streams
 
 
@@ -182,8 +199,9 @@ def test_where_a_chunk_costs_too_much_streams_pause_and_small_ones_need_not_wait
         steps.step(1)
     took = steps.prefill(1, 3000)
     assert p95(took[60:]) < 0.005 and max(took) < 0.3
-    while steps.room(1, 0, 9999):
-        steps.step(1, [(0, steps.room(1, 0, 9999))])
+    while pause := steps.room(1, 0, 9999):
+        assert steps.pace.enough(1, ChunkCost(0.004, 0.001), 8, pause) == pause, "who is left out waits for the next"
+        steps.step(1, [(0, pause)])
     for _ in range(10):
         steps.step(1)
     assert not steps.room(1, 0, 9999) and steps.room(1, 0, 40) >= 40, "nothing is left to save for"

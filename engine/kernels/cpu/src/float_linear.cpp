@@ -14,7 +14,7 @@ constexpr int kMostRows = 12;  // of a register tile
 #else
 constexpr int kMostRows = 3;
 #endif
-constexpr int64_t kBlockRows = 120;  // about so many rows' activations should stay in L2 while panels stream by
+constexpr int64_t kBlockRows = 132;  // about so many rows' activations should stay in L2 while panels stream by
 constexpr int64_t kSerialInput = 1 << 14;  // activations
 
 enum Product : int64_t { kExact, kRounded, kTiled };  // the last two: x becomes bfloat16 first
@@ -90,7 +90,7 @@ struct InTiles {
     explicit InTiles(int64_t row_count) : rows(row_count), tiles((rows + kTileRows - 1) / kTileRows) {}
     int64_t begin(int64_t t) const { return t * kTileRows; }
     int64_t height(int64_t) const { return kTileRows; }
-    static constexpr int64_t kBlock = (kBlockRows + kTileRows - 1) / kTileRows;
+    static constexpr int64_t kBlock = kBlockRows / kTileRows;
 
     struct Worker {
         void operator()(const InTiles& cut, const FloatLinear& a, int64_t panel, const BFloat16* x, int64_t first,
@@ -136,16 +136,16 @@ void multiply(const FloatLinear& a) {
     const Cut cut(a.rows);
     const int64_t width = a.w.steps() * kFeatureStep, panels = a.w.panels();
     Input* x = scratch.get<Input>(cut.begin(cut.tiles) * width);
-    const int64_t blocks = (cut.tiles + Cut::kBlock - 1) / Cut::kBlock, items = panels * blocks;
     const int threads = a.rows * width * a.w.out < 1 << 17 ? 1 : static_cast<int>(a.threads);
-    split(a.rows * width <= kSerialInput ? 1 : threads, cut.tiles, 1, [&](int64_t begin, int64_t end) {
+    const int64_t blocks = row_blocks(cut.tiles, Cut::kBlock, threads);
+    split_homes(a.rows * width <= kSerialInput ? 1 : threads, cut.tiles, 1, [&](int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t) {
             const int64_t row = cut.begin(t), height = cut.height(t);
             for (int64_t r = 0; r < std::min(height, a.rows - row); ++r)
                 prepare(a, a.x + (row + r) * a.x_row, x + row * width, height, r);
         }
     });
-    split_level(threads, items, [&](int64_t begin, int64_t end) {
+    split_blocks(threads, panels, blocks, [&](int64_t begin, int64_t end) {
         typename Cut::Worker worker;
         for (int64_t item = begin; item < end; ++item) {  // of a block of rows all panels, then the next block
             const int64_t block = item / panels;

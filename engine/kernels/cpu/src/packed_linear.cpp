@@ -222,10 +222,10 @@ extern "C" void sluice_packed_linear(const void* arguments) {
                                         : select<8, int16_t>(w);
 
     const int64_t panels = (w.out + kPanel - 1) / kPanel;
-    const int64_t items = panels * ((rows + kRowBlock - 1) / kRowBlock);
     const int threads = rows * features * w.out < 1 << 17 ? 1 : static_cast<int>(a->threads);
+    const int64_t blocks = row_blocks(rows, kRowBlock, threads);
 
-    split(rows * features <= kSerialQuantize ? 1 : threads, rows, 4, [&](int64_t begin, int64_t end) {
+    split_homes(rows * features <= kSerialQuantize ? 1 : threads, rows, 4, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
             const float* row = a->x + r * a->x_row;
             if (bytes)
@@ -237,11 +237,11 @@ extern "C" void sluice_packed_linear(const void* arguments) {
     });
     const auto share = [&](int64_t begin, int64_t end, Tiles* tiles) {
         for (int64_t item = begin; item < end; ++item) {
-            const int64_t row = item / panels * kRowBlock;
-            run(*a, item % panels, row, std::min(kRowBlock, rows - row), x, tiles);
+            const int64_t block = item / panels, row = block * rows / blocks;
+            run(*a, item % panels, row, (block + 1) * rows / blocks - row, x, tiles);
         }
     };
-    split_level(threads, items, [&](int64_t begin, int64_t end) {
+    split_blocks(threads, panels, blocks, [&](int64_t begin, int64_t end) {
         if (!high) return share(begin, end, nullptr);
         Tiles tiles;
         share(begin, end, &tiles);
