@@ -23,9 +23,10 @@ from load_tests.errors import LoadError
 
 
 def hf_config(spec: ModelSpec, dtype: torch.dtype) -> dict[str, Any]:
-    """Raises LoadError for what this writer does not spell: sliding windows and scaled rope."""
-    if spec.rope.scaling != "none" or any(w is not None for w in spec.layer_windows):
-        raise LoadError(f"only plain rope and full attention can be converted, not {spec.rope.scaling!r} or windows")
+    """Raises LoadError for what this writer does not spell: sliding windows, scaled rope and Gemma."""
+    rope = spec.layer_ropes[0]
+    if rope.scaling != "none" or any(w is not None for w in spec.layer_windows) or spec.sandwich_norms:
+        raise LoadError(f"only plain rope and full attention can be converted, not {rope.scaling!r}, windows or Gemma")
     return {
         "architectures": [FAMILIES[spec.architecture].hf],
         "model_type": spec.architecture,
@@ -38,7 +39,7 @@ def hf_config(spec: ModelSpec, dtype: torch.dtype) -> dict[str, Any]:
         "vocab_size": spec.vocab_size,
         "max_position_embeddings": spec.max_position,
         "rms_norm_eps": spec.rms_eps,
-        "rope_theta": spec.rope.theta,
+        "rope_theta": rope.theta,
         "tie_word_embeddings": spec.tie_embeddings,
         "hidden_act": "silu",
         "bos_token_id": spec.bos_id,

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import torch
 
-ARCHS = ("llama", "mistral", "qwen2", "qwen3")
+ARCHS = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3")
 
 _SMALL: dict[str, Any] = {
     "vocab_size": 288,
@@ -27,20 +27,38 @@ _SMALL: dict[str, Any] = {
     "eos_token_id": 2,
     "initializer_range": 0.2,
 }
-_EXTRA: dict[str, dict[str, Any]] = {"mistral": {"sliding_window": None}}
+_GEMMA: dict[str, Any] = {
+    "query_pre_attn_scalar": 32,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+_EXTRA: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": None},
+    # Caps low enough to show in the logits of so small a model.
+    "gemma2": {**_GEMMA, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 8.0},
+    "gemma3": _GEMMA,
+}
+_HF_NAMES = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM"),
+    "mistral": ("MistralConfig", "MistralForCausalLM"),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM"),
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+}
 
 
 def hf_model(arch: str, seed: int = 0, **overrides: Any) -> Any:
     """A random float32 transformers causal LM of `arch`, in eval mode. Norms and biases are not trivial."""
     import transformers
 
-    name = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[arch]
+    config_name, model_name = _HF_NAMES[arch]
     values = {**_SMALL, **_EXTRA.get(arch, {}), **overrides}
     if arch == "qwen2" and "head_dim" not in overrides:
         del values["head_dim"]  # Qwen2 has none: hidden_size / heads
-    config = getattr(transformers, f"{name}Config")(**values)
+    config = getattr(transformers, config_name)(**values)
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{name}ForCausalLM")(config).float().eval()
+    model = getattr(transformers, model_name)(config).float().eval()
     with torch.no_grad():
         for p in model.parameters():
             if p.dim() == 1:
@@ -54,6 +72,7 @@ def make_hf_dir(
     """Write <tmp_path>/<arch>-hf (config, generation config, safetensors). Overrides go to the config.
 
     vocab 288, hidden 64, 2 layers, 4 heads, 2 KV heads, head_dim 32 (Qwen2: 16), FFN 128, context 256.
+    Gemmas have two kinds of layers, a window of 24 and a tied head.
     No tokenizer files. `shard_size` such as "100KB" makes several shards and an index.
     """
     path = tmp_path / f"{arch}-hf"
@@ -78,6 +97,20 @@ _GGUF_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_GGUF_GEMMA_NAMES = {
+    **_GGUF_NAMES,
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+
+def _gemma_metadata(arch: str, config: Any) -> dict[str, Any]:
+    """What GGUF files of Gemmas say besides. They do not say how q·k is scaled: by head_dim."""
+    own = {"attention.sliding_window": config.sliding_window, "attention.sliding_window_pattern": 2}
+    if arch == "gemma2":
+        own |= {f"{kind}_logit_softcapping": getattr(config, f"{kind}_logit_softcapping") for kind in ("attn", "final")}
+    return {f"{arch}.{key}": value for key, value in own.items()}
 
 
 def _permute(w: np.ndarray, num_heads: int) -> np.ndarray:
@@ -102,7 +135,8 @@ def make_gguf(
     """Write <tmp_path>/<arch>-<quant>.gguf, the model make_hf_dir(arch, seed, **overrides) would write, quantized.
 
     `quants`: other types than `quant` by a layer's name in its block, such as "self_attn.v_proj".
-    Untied unless tie_word_embeddings=True is given. arch "mistral" is written as llama, as converters do.
+    Untied unless tie_word_embeddings=True is given, but for Gemmas. arch "mistral" is written as llama, as converters
+    do.
     `metadata` adds or replaces (int, float, bool or str) keys; `drop` leaves out tensors or keys by GGUF name.
     The tokenizer is byte-level BPE with `num_tokens` (default: vocab_size) tokens and no merges.
     """
@@ -111,6 +145,8 @@ def make_gguf(
     c = model.config
     name = "llama" if arch == "mistral" else arch
     head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    gemma = arch.startswith("gemma")
+    rope = c.rope_parameters["full_attention"] if arch == "gemma3" else c.rope_parameters
     values: dict[str, Any] = {
         "general.name": f"tiny {arch}",
         f"{name}.block_count": c.num_hidden_layers,
@@ -122,13 +158,14 @@ def make_gguf(
         f"{name}.attention.key_length": head_dim,
         f"{name}.attention.value_length": head_dim,
         f"{name}.attention.layer_norm_rms_epsilon": float(c.rms_norm_eps),
-        f"{name}.rope.freq_base": float(c.rope_parameters["rope_theta"]),
+        f"{name}.rope.freq_base": float(rope["rope_theta"]),
         f"{name}.rope.dimension_count": head_dim,
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm",
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.add_bos_token": False,
+        **(_gemma_metadata(arch, c) if gemma else {}),
         **(metadata or {}),
     }
     path = tmp_path / f"{arch}-{quant.lower()}.gguf"
@@ -146,11 +183,13 @@ def make_gguf(
         stem, _, suffix = hf_name.rpartition(".")
         head = f"blk.{stem.split('.')[2]}." if stem.startswith("model.layers.") else ""
         short = ".".join(stem.split(".")[3:]) if head else stem
-        gguf_name = f"{head}{_GGUF_NAMES[short]}.{suffix}"
+        gguf_name = f"{head}{(_GGUF_GEMMA_NAMES if gemma else _GGUF_NAMES)[short]}.{suffix}"
         tied_head = hf_name == "lm_head.weight" and c.tie_word_embeddings
         if tied_head or gguf_name in drop:
             continue
         w = p.detach().numpy()
+        if gemma and short.endswith("norm"):
+            w = w + 1
         if name == "llama" and short in ("self_attn.q_proj", "self_attn.k_proj"):
             w = _permute(w, c.num_attention_heads if short.endswith("q_proj") else c.num_key_value_heads)
         kind = "F32" if w.ndim == 1 else embed_quant if short == "model.embed_tokens" else quants.get(short, quant)

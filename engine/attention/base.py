@@ -19,7 +19,7 @@ class AttentionShape:
     """One attention layer's numbers. `scale` multiplies q·k. `window` None: full causal attention; else a token sees
     the last `window`, itself included, and besides the first `sinks` of its sequence. Nothing between the two may be
     read: those blocks may be another's by now. `rounded`: beside a bfloat16 cache, q and the weights of V may be
-    rounded to bfloat16 too."""
+    rounded to bfloat16 too. With a `softcap` c a score s, already scaled, counts as c * tanh(s / c)."""
 
     num_heads: int
     num_kv_heads: int
@@ -28,6 +28,7 @@ class AttentionShape:
     window: int | None = None
     sinks: int = 0
     rounded: bool = False
+    softcap: float | None = None
 
 
 class AttentionBackend(Protocol):
@@ -46,7 +47,8 @@ class AttentionBackend(Protocol):
         """Once per step: whatever run() wants precomputed for this batch."""
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, batch: ForwardBatch, meta: Any) -> Tensor:
-        """Once per layer: write k, v at batch.slots, return softmax(q K^T * scale) V over each row's context.
+        """Once per layer: write k, v at batch.slots, return softmax(q K^T * scale) V over each row's context, scores
+        capped if the shape says so.
 
         q [T, num_heads, head_dim], k and v [T, num_kv_heads, head_dim] (rotary already applied).
         Returns [T, num_heads * head_dim]. A cache with scales is written as kv_codec.encode does it, to the bit.

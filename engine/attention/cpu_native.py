@@ -39,4 +39,6 @@ class CpuNative:
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, batch: ForwardBatch, meta: PagedContext) -> Tensor:
         shape = self._shape
-        return self._kernels.paged_attention(q, k, v, kv, meta, shape.scale, shape.window, shape.sinks, shape.rounded)
+        return self._kernels.paged_attention(
+            q, k, v, kv, meta, shape.scale, shape.window, shape.sinks, shape.rounded, shape.softcap
+        )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.base import AttentionShape
-from engine.attention.torch_paged import load, store
+from engine.attention.torch_paged import capped, load, store
 from engine.kernels.base import Kernels
 from engine.kv.storage import LayerKV
 from engine.runner.batch import ForwardBatch
@@ -87,13 +87,17 @@ class TorchFixed:
         whole[tile.at] = q.float()
         stacked = whole.view(_ROWS, heads, -1, dim).permute(1, 0, 2, 3).reshape(heads, -1, dim)
         spans = [[x.float().transpose(0, 1).contiguous() for x in load(kv, slots)] for slots in tile.slots]
-        scores = torch.cat([torch.bmm(stacked, keys.transpose(1, 2)) for keys, _ in spans], -1) * self.shape.scale
+        scores = torch.cat([self._scores(stacked, keys) for keys, _ in spans], -1)
         hidden = tile.hidden.repeat_interleave(stacked.shape[1] // _ROWS, 0)
         weights = scores.masked_fill_(hidden, -torch.inf).softmax(-1).view(*stacked.shape[:2], -1, _SPAN).unbind(-2)
         sums = torch.zeros_like(stacked)
         for part, (_, values) in zip(weights, spans, strict=True):
             sums += torch.bmm(part.contiguous(), values)
         return sums.view(heads, _ROWS, -1, dim).permute(1, 0, 2, 3).reshape(_ROWS, -1)[tile.at]
+
+    def _scores(self, q: Tensor, keys: Tensor) -> Tensor:
+        scores = torch.bmm(q, keys.transpose(1, 2)).mul_(self.shape.scale)
+        return scores if self.shape.softcap is None else capped(scores, self.shape.softcap)
 
 
 def _oldest(position: int, window: int | None) -> int:

@@ -118,8 +118,28 @@ class TorchPaged:
         ]
         keys, values = (x.to(q.dtype).view(n, -1, hkv, dim).transpose(1, 2) for x in _as_floats(gathered))
         stacked = q.view(n, total // n, hkv, -1, dim).permute(0, 2, 3, 1, 4).reshape(n, hkv, -1, dim)
-        out = F.scaled_dot_product_attention(stacked, keys, values, attn_mask=group.mask, scale=self.shape.scale)
+        out = self._attention(stacked, keys, values, group.mask)
         return out.view(n, hkv, -1, total // n, dim).permute(0, 3, 1, 2, 4).reshape(total, -1)
+
+    def _attention(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """q [n, kv_heads, rows, dim], keys and values [n, kv_heads, L, dim]."""
+        cap, scale = self.shape.softcap, self.shape.scale
+        if cap is None:
+            return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)
+        hidden = None if mask is None else ~mask.expand(-1, -1, q.shape[2], -1)
+        size = max(1, _GROUP_SCORES // keys.shape[2])  # rows at a time: these scores are all in memory
+        out = []
+        for at in range(0, q.shape[2], size):
+            scores = capped((q[:, :, at : at + size] @ keys.transpose(2, 3)).float() * scale, cap)
+            if hidden is not None:
+                scores.masked_fill_(hidden[:, :, at : at + size], -torch.inf)
+            out.append(scores.softmax(-1).to(q.dtype) @ values)
+        return torch.cat(out, 2)
+
+
+def capped(scores: Tensor, softcap: float) -> Tensor:
+    """In place."""
+    return scores.div_(softcap).tanh_().mul_(softcap)
 
 
 def store(k: Tensor, v: Tensor, kv: LayerKV, slots: Tensor) -> None:

@@ -52,6 +52,12 @@ class FixedKernels(TorchKernels):
     def silu_mul(self, x: Tensor) -> Tensor:
         return in_tiles(super().silu_mul, x, _rows_of(x))
 
+    def gelu_mul(self, x: Tensor) -> Tensor:
+        return in_tiles(super().gelu_mul, x, _rows_of(x))
+
+    def softcap(self, x: Tensor, cap: float) -> None:
+        x.copy_(in_tiles(lambda tile: tile.div_(cap).tanh_().mul_(cap), x, _rows_of(x)))
+
 
 def _rows_of(x: Tensor) -> int:
     return max(1, min(64, _SERIAL // x[0].numel()))

@@ -20,7 +20,7 @@ class TorchKernels:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = _wide(x)
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-        return (wide * scale).to(x.dtype) * weight
+        return ((wide * scale).to(weight.dtype) * weight).to(x.dtype)
 
     def rms_norm_add(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         residual = x + residual
@@ -37,6 +37,16 @@ class TorchKernels:
     def silu_mul(self, x: Tensor) -> Tensor:
         gate, up = x.chunk(2, dim=-1)
         return torch.nn.functional.silu(gate) * up
+
+    def gelu_mul(self, x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return torch.nn.functional.gelu(gate, approximate="tanh") * up
+
+    def scale(self, x: Tensor, factor: float) -> None:
+        x.mul_(factor)
+
+    def softcap(self, x: Tensor, cap: float) -> None:
+        x.div_(cap).tanh_().mul_(cap)
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Models: files become specs and weights, specs and weights become something that runs.
 
-locate finds the files, checkpoint opens them (gguf_file, safetensors_dir), spec holds the numbers, loader brings
-the weights in, llama computes. To add an architecture of another shape: a class that follows Model, and its
-line in MODELS.
+locate finds the files, checkpoint opens them (gguf_file, safetensors_dir), spec holds the numbers (from spec_hf or
+spec_gguf), loader brings the weights in, llama computes. To add an architecture of another shape: a class that follows
+Model, and its line in MODELS.
 """
 
 from __future__ import annotations
@@ -43,4 +43,6 @@ class Model(Protocol):
 
 
 _LLAMA = "engine.models.llama:LlamaModel"
-MODELS: Registry[Model] = Registry("architecture", dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA))
+MODELS: Registry[Model] = Registry(
+    "architecture", dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"), _LLAMA)
+)

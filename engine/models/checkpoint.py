@@ -19,7 +19,9 @@ from engine.kv.scales import KVScales
 from engine.kv.storage import LARGEST
 from engine.models.gguf_file import GgufFile, GgufTensor, read_gguf
 from engine.models.safetensors_dir import SafetensorsDir, read_json, read_safetensors
-from engine.models.spec import ModelSpec, from_gguf, from_hf
+from engine.models.spec import ModelSpec
+from engine.models.spec_gguf import from_gguf
+from engine.models.spec_hf import from_hf
 from engine.quant.gguf_codecs import codec
 
 T = TypeVar("T")
@@ -173,17 +175,23 @@ _GGUF_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_GGUF_SANDWICH = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _ROPE_FACTORS = "rope_freqs.weight"
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def canonical_name(gguf_name: str) -> str:
+def canonical_name(gguf_name: str, sandwich_norms: bool = False) -> str:
     """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight; unknown names come back unchanged."""
     parts = gguf_name.split(".")
+    layer = _GGUF_LAYER | _GGUF_SANDWICH if sandwich_norms else _GGUF_LAYER
     if len(parts) == 2 and parts[0] in _GGUF_TOP:
         return f"{_GGUF_TOP[parts[0]]}.{parts[1]}"
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _GGUF_LAYER:
-        return f"model.layers.{parts[1]}.{_GGUF_LAYER[parts[2]]}.{parts[3]}"
+    if len(parts) == 4 and parts[0] == "blk" and parts[2] in layer:
+        return f"model.layers.{parts[1]}.{layer[parts[2]]}.{parts[3]}"
     return gguf_name
 
 
@@ -194,7 +202,8 @@ def _open_gguf(file: GgufFile) -> Checkpoint:
             raise ModelFileError(f"{file.path}: tensor {_ROPE_FACTORS!r} must be F32, is {t.type.name}")
         factors = tuple(file.read(_ROPE_FACTORS).view(torch.float32).tolist())
     spec = _named(file.path, lambda: from_gguf(file.metadata, file.tensors, factors))
-    by_name = {canonical_name(t.name): t for t in file.tensors.values() if t.name != _ROPE_FACTORS}
+    named = {canonical_name(name, spec.sandwich_norms): t for name, t in file.tensors.items()}
+    by_name = {name: t for name, t in named.items() if name != _ROPE_FACTORS}
     _check(file.path, spec, {n: (t.shape, file.path) for n, t in by_name.items()})
     read = {}
     for name, shape in spec.tensor_shapes().items():

@@ -1,4 +1,5 @@
-"""The Llama family: Llama, SmolLM, Mistral, Qwen2 (q, k, v biases), Qwen3 (q and k norms)."""
+"""The Llama family: Llama, SmolLM, Mistral, Qwen2 (q, k, v biases), Qwen3 (q and k norms), Gemma 2 and 3 (norms behind
+attention and MLP too, layers of two kinds)."""
 
 from __future__ import annotations
 
@@ -20,10 +21,14 @@ from engine.runner.batch import ForwardBatch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layer:
+    """`attention_end` and `mlp_end`: norms of what those add to the stream."""
+
     input_norm: RMSNorm
     attention: Attention
-    post_norm: RMSNorm
+    mlp_norm: RMSNorm
     mlp: GatedMLP
+    attention_end: RMSNorm | None
+    mlp_end: RMSNorm | None
 
     def __call__(self, x: Tensor, residual: Tensor | None, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
         """x + residual is the stream; the sum is left to the next norm."""
@@ -31,8 +36,12 @@ class _Layer:
             h, residual = self.input_norm(x), x
         else:
             h, residual = self.input_norm.add(x, residual)
-        h, residual = self.post_norm.add(self.attention(h, ctx), residual)
-        return self.mlp(h), residual
+        h = self.attention(h, ctx)
+        if self.attention_end is not None:
+            h = self.attention_end(h)
+        h, residual = self.mlp_norm.add(h, residual)
+        h = self.mlp(h)
+        return h if self.mlp_end is None else self.mlp_end(h), residual
 
 
 class LlamaModel:
@@ -48,22 +57,29 @@ class LlamaModel:
         max_model_len: int,
     ) -> None:
         def norm(name: str) -> RMSNorm:
-            return RMSNorm(weights.vector(name), spec.rms_eps, kernels)
+            return RMSNorm(weights.norm(name), spec.rms_eps, kernels)
 
-        angles = rotary(spec.rope, spec.head_dim, max_model_len, weights.device)
+        angles = {
+            rope: rotary(rope, spec.head_dim, max_model_len, weights.device) for rope in dict.fromkeys(spec.layer_ropes)
+        }
+        sandwich = spec.sandwich_norms
+        self._kernels = kernels
+        self._embedding_scale = weights.rounded_as_weights(spec.embedding_scale)
+        self._logit_softcap = spec.logit_softcap
         self._backends: dict[AttentionShape, AttentionBackend] = {}
         self._layers: list[_Layer] = []
         self._embedding = weights.embedding()
-        for i, window in enumerate(spec.layer_windows):
+        for i, (window, rope) in enumerate(zip(spec.layer_windows, spec.layer_ropes, strict=True)):
             at = f"model.layers.{i}"
             shape = AttentionShape(
                 num_heads=spec.num_heads // weights.group.size,
                 num_kv_heads=spec.num_kv_heads // weights.group.size,
                 head_dim=spec.head_dim,
-                scale=spec.head_dim**-0.5,
+                scale=spec.attention_scale or spec.head_dim**-0.5,
                 window=window if window is not None and window < max_model_len else None,
                 sinks=spec.attention_sinks,
                 rounded=weights.rounded,
+                softcap=spec.attention_softcap,
             )
             if shape not in self._backends:
                 self._backends[shape] = attention(shape, block_size, kernels)
@@ -76,18 +92,21 @@ class LlamaModel:
                         shape=shape,
                         qkv=qkv,
                         out=weights.row(f"{at}.self_attn.o_proj"),
-                        rotary=angles,
+                        rotary=angles[rope],
                         backend=self._backends[shape],
                         kernels=kernels,
                         q_norm=norm(f"{at}.self_attn.q_norm") if spec.qk_norm else None,
                         k_norm=norm(f"{at}.self_attn.k_norm") if spec.qk_norm else None,
                     ),
-                    post_norm=norm(f"{at}.post_attention_layernorm"),
+                    mlp_norm=norm(f"{at}.{'pre_feedforward' if sandwich else 'post_attention'}_layernorm"),
                     mlp=GatedMLP(
                         weights.column(f"{at}.mlp.gate_proj", f"{at}.mlp.up_proj"),
                         weights.row(f"{at}.mlp.down_proj"),
                         kernels,
+                        spec.activation,
                     ),
+                    attention_end=norm(f"{at}.post_attention_layernorm") if sandwich else None,
+                    mlp_end=norm(f"{at}.post_feedforward_layernorm") if sandwich else None,
                 )
             )
         self._norm = norm("model.norm")
@@ -97,10 +116,15 @@ class LlamaModel:
         plans = {shape: backend.plan(batch) for shape, backend in self._backends.items()}
         ctx = ForwardContext(batch, kv, [plans[layer.attention.shape] for layer in self._layers])
         x, residual = self._embedding(batch.input_ids), None
+        if self._embedding_scale != 1:
+            self._kernels.scale(x, self._embedding_scale)
         for layer in self._layers:
             x, residual = layer(x, residual, ctx)
         assert residual is not None  # a spec has at least one layer
         return self._norm.add(x, residual)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._head(hidden)
+        logits = self._head(hidden)
+        if self._logit_softcap is not None:
+            self._kernels.softcap(logits, self._logit_softcap)
+        return logits

@@ -58,9 +58,16 @@ class Weights:
         self._formats: dict[str, QuantFormat] = {}
         self._table: Ready | None = None  # the embedding's, from embedding() to head()
 
-    def vector(self, name: str) -> Tensor:
-        """A norm weight, whole on every rank."""
-        return self._checkpoint.load(f"{name}.weight").data.to(self.device, self.dtype, copy=True)
+    def norm(self, name: str) -> Tensor:
+        """A norm weight, whole on every rank; see ModelSpec.norm_offset."""
+        stored, offset = self._checkpoint.load(f"{name}.weight").data, self._checkpoint.spec.norm_offset
+        if offset is None:
+            return stored.to(self.device, self.dtype, copy=True)
+        return stored.to(self.device, torch.float32) + offset
+
+    def rounded_as_weights(self, number: float) -> float:
+        """What becomes of it in the float weights' type."""
+        return float(torch.tensor(number, dtype=self._weight_dtype or self.dtype))
 
     def column(self, *names: str) -> ColumnLinear:
         """Layers that share an input, side by side; each is cut by output features. Neighbours stored in one

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from engine.errors import ModelFileError
-from engine.models.gguf_file import GgufTensor
-
-Json = Mapping[str, Any]
+from engine.models.fields import Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +38,14 @@ _AT_LEAST_1 = (
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder of the Llama family. `layer_windows` has one entry per layer: how many positions a token
-    sees, itself included, or None for all; one with a window sees the first `attention_sinks` as well.
-    `rotary` half: feature i turns with feature i + head_dim / 2."""
+    """A decoder of the Llama family. `layer_windows` and `layer_ropes` have one entry per layer; a window is how many
+    positions a token sees, itself included, or None for all; one with a window sees the first `attention_sinks` as
+    well. `rotary` half: feature i turns with feature i + head_dim / 2.
+
+    `sandwich_norms`: attention and MLP are normed behind them too. `norm_offset` is added to norm weights as stored,
+    which are then used in float32; None: used as they are, in the activations' type. `attention_scale` multiplies q·k;
+    None: head_dim ** -0.5. A softcap c makes c * tanh(x / c) of attention's or the head's logits x.
+    """
 
     architecture: str
     num_layers: int
@@ -55,7 +58,7 @@ class ModelSpec:
     max_position: int
     rms_eps: float
     layer_windows: tuple[int | None, ...]
-    rope: RopeSpec = RopeSpec()
+    layer_ropes: tuple[RopeSpec, ...]
     rotary: Literal["half"] = "half"
     tie_embeddings: bool = False
     qkv_bias: bool = False
@@ -63,6 +66,13 @@ class ModelSpec:
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
     attention_sinks: int = 0
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    sandwich_norms: bool = False
+    norm_offset: float | None = None
+    embedding_scale: float = 1.0
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
 
     def __post_init__(self) -> None:
         for name in _AT_LEAST_1:
@@ -72,15 +82,20 @@ class ModelSpec:
             raise ModelFileError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
         if self.head_dim % 2:
             raise ModelFileError(f"head_dim must be even, got {self.head_dim}")
-        if len(self.layer_windows) != self.num_layers:
-            raise ModelFileError(f"{len(self.layer_windows)} layer types for {self.num_layers} layers")
+        for per_layer in (self.layer_windows, self.layer_ropes):
+            if len(per_layer) != self.num_layers:
+                raise ModelFileError(f"{len(per_layer)} layer types for {self.num_layers} layers")
         if any(w is not None and w < 1 for w in self.layer_windows):
             raise ModelFileError(f"sliding_window must be at least 1, got {self.layer_windows}")
         for token in (*self.eos_ids, *(() if self.bos_id is None else (self.bos_id,))):
             if not 0 <= token < self.vocab_size:
                 raise ModelFileError(f"special token id {token} is outside the vocabulary of {self.vocab_size}")
-        if self.rope.freq_factors and len(self.rope.freq_factors) != self.head_dim // 2:
-            raise ModelFileError(f"{len(self.rope.freq_factors)} rope factors for head_dim {self.head_dim}")
+        for rope in set(self.layer_ropes):
+            if rope.freq_factors and len(rope.freq_factors) != self.head_dim // 2:
+                raise ModelFileError(f"{len(rope.freq_factors)} rope factors for head_dim {self.head_dim}")
+        for what, cap in (("attn", self.attention_softcap), ("final", self.logit_softcap)):
+            if cap is not None and cap <= 0:
+                raise ModelFileError(f"{what}_logit_softcapping must be above 0, got {cap}")
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Every tensor of the model by canonical (Hugging Face) name. lm_head is absent when tied."""
@@ -96,6 +111,8 @@ class ModelSpec:
             "mlp.up_proj.weight": (self.intermediate_size, h),
             "mlp.down_proj.weight": (h, self.intermediate_size),
         }
+        if self.sandwich_norms:
+            layer |= {"pre_feedforward_layernorm.weight": (h,), "post_feedforward_layernorm.weight": (h,)}
         if self.qkv_bias:
             layer |= {"self_attn.q_proj.bias": (q,), "self_attn.k_proj.bias": (kv,), "self_attn.v_proj.bias": (kv,)}
         if self.qk_norm:
@@ -109,220 +126,88 @@ class ModelSpec:
         return shapes
 
 
+_LLAMA_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False, None),
+    "mlp_bias": (False, None),
+    "partial_rotary_factor": (1.0, None),
+    "attn_logit_softcapping": (None,),
+    "final_logit_softcapping": (None,),
+}
+_GEMMA_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "hidden_activation": ("gelu_pytorch_tanh",),
+    "attention_bias": (False, None),
+    "use_bidirectional_attention": (False, None),
+}
+_GEMMA_DEFAULTS: Json = {
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What an architecture's name alone says. `gguf` None: its GGUF files carry another family's name."""
+    """What an architecture's name alone says. `gguf` None: its GGUF files carry another family's name.
+
+    `defaults` are what transformers, `gguf_defaults` what GGUF readers take for a key that is left out; `must_be` are
+    the values of keys beside which the decoder has no other. `full_every` n: of n layers the last sees all, the others
+    have the window; None: no such pattern. `local_rope`: layers with a window have angles of their own.
+    `width_scaled_at`: in a GGUF file with so many layers q·k is scaled by hidden_size / num_heads, not by head_dim.
+    """
 
     hf: str
     gguf: str | None
     qkv_bias: bool = False
     qk_norm: bool = False
-    head_dim: int | None = None  # when the config names none; None: hidden_size / num_heads
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    sandwich_norms: bool = False
+    scaled_embeddings: bool = False
+    full_every: int | None = None
+    local_rope: bool = False
+    width_scaled_at: int | None = None
+    defaults: Json = field(default_factory=dict)
+    gguf_defaults: Json = field(default_factory=dict)
+    must_be: Mapping[str, tuple[Any, ...]] = field(default_factory=lambda: _LLAMA_ONLY)
 
 
 FAMILIES: dict[str, Family] = {
     "llama": Family("LlamaForCausalLM", "llama"),
     "mistral": Family("MistralForCausalLM", None),
     "qwen2": Family("Qwen2ForCausalLM", "qwen2", qkv_bias=True),
-    "qwen3": Family("Qwen3ForCausalLM", "qwen3", qk_norm=True, head_dim=128),
+    "qwen3": Family("Qwen3ForCausalLM", "qwen3", qk_norm=True, defaults={"head_dim": 128}),
+    "gemma2": Family(
+        "Gemma2ForCausalLM",
+        "gemma2",
+        activation="gelu_tanh",
+        sandwich_norms=True,
+        scaled_embeddings=True,
+        full_every=2,
+        width_scaled_at=46,
+        defaults={**_GEMMA_DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        gguf_defaults={
+            "attention.sliding_window": 4096,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        must_be={**_GEMMA_ONLY, "sliding_window_pattern": (2, None)},
+    ),
+    "gemma3": Family(
+        "Gemma3ForCausalLM",
+        "gemma3",
+        qk_norm=True,
+        activation="gelu_tanh",
+        sandwich_norms=True,
+        scaled_embeddings=True,
+        full_every=6,
+        local_rope=True,
+        width_scaled_at=62,
+        defaults={**_GEMMA_DEFAULTS, "rope_theta": 1e6, "rope_local_base_freq": 1e4},
+        gguf_defaults={"rope.freq_base_swa": 1e4},
+        must_be={**_GEMMA_ONLY, "attn_logit_softcapping": (None,)},
+    ),
 }
 """Supported architectures; to add one of this shape is to add a line."""
-
-# Features that some configs of these architectures switch on and the decoder does not have.
-_MUST_BE: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu",),
-    "attention_bias": (False, None),
-    "mlp_bias": (False, None),
-    "partial_rotary_factor": (1.0, None),
-}
-
-
-def from_hf(config: Json, generation: Json) -> ModelSpec:
-    """From config.json and generation_config.json ({} when there is none). Raises ModelFileError."""
-    names = config.get("architectures") or ["none named"]
-    name = next((k for k, f in FAMILIES.items() if f.hf == names[0]), None)
-    if name is None:
-        raise ModelFileError(
-            f"architecture {names[0]!r} is not supported; supported: {', '.join(f.hf for f in FAMILIES.values())}"
-        )
-    family = FAMILIES[name]
-    for key, allowed in _MUST_BE.items():
-        if key in config and config[key] not in allowed:
-            raise ModelFileError(f"config {key} {config[key]!r} is not supported for {names[0]} (only {allowed[0]!r})")
-    num_heads, hidden = _get(config, "num_attention_heads", int), _get(config, "hidden_size", int)
-    num_layers = _get(config, "num_hidden_layers", int)
-    max_position = _get(config, "max_position_embeddings", int)
-    eos = [*_ids(generation, "eos_token_id"), *_ids(config, "eos_token_id")]
-    return ModelSpec(
-        architecture=name,
-        num_layers=num_layers,
-        hidden_size=hidden,
-        num_heads=num_heads,
-        num_kv_heads=_get(config, "num_key_value_heads", int, num_heads),
-        head_dim=_get(config, "head_dim", int, family.head_dim or _divide(hidden, num_heads)),
-        intermediate_size=_get(config, "intermediate_size", int),
-        vocab_size=_get(config, "vocab_size", int),
-        max_position=max_position,
-        rms_eps=_get(config, "rms_norm_eps", float, 1e-6),
-        layer_windows=_windows_hf(config, name, num_layers),
-        rope=_rope_hf(config, max_position),
-        tie_embeddings=_get(config, "tie_word_embeddings", bool, False),
-        qkv_bias=family.qkv_bias,
-        qk_norm=family.qk_norm,
-        eos_ids=tuple(dict.fromkeys(eos)),
-        bos_id=next(iter(_ids(config, "bos_token_id")), None),
-    )
-
-
-def _windows_hf(config: Json, name: str, num_layers: int) -> tuple[int | None, ...]:
-    window = _maybe(config, "sliding_window", int)
-    if name == "llama" or window is None or (name.startswith("qwen") and not config.get("use_sliding_window", False)):
-        return (None,) * num_layers
-    if name == "mistral":
-        return (window,) * num_layers
-    types = config.get("layer_types")
-    if types is None:
-        first = _get(config, "max_window_layers", int, 28)
-        types = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
-    if unknown := set(types) - {"sliding_attention", "full_attention"}:
-        raise ModelFileError(f"config layer_types: {sorted(unknown)[0]!r} is not supported")
-    return tuple(window if t == "sliding_attention" else None for t in types)
-
-
-def _rope_hf(config: Json, max_position: int) -> RopeSpec:
-    """transformers 5 writes rope_parameters; before, rope_theta and rope_scaling stood apart."""
-    params: dict[str, Any] = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = _get(params, "rope_theta", float, _get(config, "rope_theta", float, 10000.0))
-    kind = params.get("rope_type", params.get("type", "default"))
-    if params.get("partial_rotary_factor") not in (None, 1.0):
-        raise ModelFileError("config partial_rotary_factor is not supported")
-    if kind == "default":
-        return RopeSpec(theta)
-    if kind not in ("linear", "llama3", "yarn"):
-        raise ModelFileError(f"config rope_type {kind!r} is not supported; supported: default, linear, llama3, yarn")
-    original = _get(config, "original_max_position_embeddings", int, max_position)
-    return RopeSpec(
-        theta,
-        kind,
-        factor=_get(params, "factor", float),
-        original_max_position=_get(params, "original_max_position_embeddings", int, original),
-        low_freq_factor=_get(params, "low_freq_factor", float, 1.0),
-        high_freq_factor=_get(params, "high_freq_factor", float, 4.0),
-        beta_fast=_get(params, "beta_fast", float, 32.0),
-        beta_slow=_get(params, "beta_slow", float, 1.0),
-        attention_factor=_maybe(params, "attention_factor", float),
-    )
-
-
-def from_gguf(metadata: Json, tensors: Mapping[str, GgufTensor], rope_factors: tuple[float, ...] = ()) -> ModelSpec:
-    """From a GGUF file's metadata and tensor list. `rope_factors`: the values of its rope_freqs tensor.
-
-    Raises ModelFileError, also when token list, declared vocabulary and embedding rows disagree.
-    """
-    arch = _get(metadata, "general.architecture", str)
-    known = {f.gguf: f for f in FAMILIES.values() if f.gguf}
-    if arch not in known:
-        raise ModelFileError(f"architecture {arch!r} is not supported; supported in GGUF: {', '.join(known)}")
-    m = {k.removeprefix(f"{arch}."): v for k, v in metadata.items() if k.startswith(f"{arch}.")}
-    if m.get("expert_count", 0):
-        raise ModelFileError(f"{arch} with {m['expert_count']} experts is not supported")
-    hidden, num_heads = _get(m, "embedding_length", int), _get(m, "attention.head_count", int)
-    head_dim = _get(m, "attention.key_length", int, _divide(hidden, num_heads))
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if (got := _get(m, key, int, head_dim)) != head_dim:
-            raise ModelFileError(f"{arch}.{key} is {got}, only the head dimension {head_dim} is supported")
-    num_layers = _get(m, "block_count", int)
-    window = _maybe(m, "attention.sliding_window", int) or None
-    special = [_maybe(metadata, f"tokenizer.ggml.{k}_token_id", int) for k in ("eos", "eot", "eom")]
-    return ModelSpec(
-        architecture=arch,
-        num_layers=num_layers,
-        hidden_size=hidden,
-        num_heads=num_heads,
-        num_kv_heads=_get(m, "attention.head_count_kv", int, num_heads),
-        head_dim=head_dim,
-        intermediate_size=_get(m, "feed_forward_length", int),
-        vocab_size=_vocab_gguf(metadata, m, tensors),
-        max_position=_get(m, "context_length", int),
-        rms_eps=_get(m, "attention.layer_norm_rms_epsilon", float),
-        layer_windows=(window,) * num_layers,
-        rope=_rope_gguf(m, rope_factors),
-        tie_embeddings="output.weight" not in tensors,
-        qkv_bias="blk.0.attn_q.bias" in tensors,
-        qk_norm=known[arch].qk_norm,
-        eos_ids=tuple(dict.fromkeys(t for t in special if t is not None)),
-        bos_id=_maybe(metadata, "tokenizer.ggml.bos_token_id", int),
-    )
-
-
-def _vocab_gguf(metadata: Json, m: Json, tensors: Mapping[str, GgufTensor]) -> int:
-    if "token_embd.weight" not in tensors:
-        raise ModelFileError("tensor 'token_embd.weight' is missing")
-    rows = tensors["token_embd.weight"].shape[0]
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list):
-        raise ModelFileError("key 'tokenizer.ggml.tokens' is missing or no list")
-    for what, count in (
-        ("tokenizer.ggml.tokens", len(tokens)),
-        ("tokenizer.ggml.token_type", len(metadata.get("tokenizer.ggml.token_type", tokens))),
-        ("tokenizer.ggml.scores", len(metadata.get("tokenizer.ggml.scores", tokens))),
-        ("vocab_size", _get(m, "vocab_size", int, rows)),
-    ):
-        if count != rows:
-            raise ModelFileError(f"key {what!r} says {count} tokens, but 'token_embd.weight' has {rows} rows")
-    return rows
-
-
-def _rope_gguf(m: Json, rope_factors: tuple[float, ...]) -> RopeSpec:
-    theta = _get(m, "rope.freq_base", float, 10000.0)
-    kind = m.get("rope.scaling.type", "none")
-    if rope_factors:
-        if kind != "none":
-            raise ModelFileError(f"rope.scaling.type {kind!r} together with a rope_freqs tensor is not supported")
-        return RopeSpec(theta, "table", freq_factors=rope_factors)
-    if kind == "none":
-        return RopeSpec(theta)
-    if kind not in ("linear", "yarn"):
-        raise ModelFileError(f"rope.scaling.type {kind!r} is not supported; supported: none, linear, yarn")
-    return RopeSpec(
-        theta,
-        kind,
-        factor=_get(m, "rope.scaling.factor", float),
-        original_max_position=_get(m, "rope.scaling.original_context_length", int, _get(m, "context_length", int)),
-    )
-
-
-def _divide(hidden: int, num_heads: int) -> int:
-    return hidden // num_heads if num_heads > 0 and hidden % num_heads == 0 else 0
-
-
-V = TypeVar("V", int, float, bool, str)
-
-
-def _get(values: Json, key: str, kind: type[V], default: V | None = None) -> V:
-    """values[key] as `kind`, or `default`. A wrong type is an error, not a conversion, except that an integer
-    may stand for a float. Raises ModelFileError when absent or null without a default."""
-    value = _maybe(values, key, kind)
-    if value is None:
-        value = default
-    if value is None:
-        raise ModelFileError(f"key {key!r} is missing")
-    return value
-
-
-def _maybe(values: Json, key: str, kind: type[V]) -> V | None:
-    value = values.get(key)
-    if value is None:
-        return None
-    if type(value) is not kind and not (kind is float and type(value) is int):
-        raise ModelFileError(f"key {key!r} must be {kind.__name__}, got {value!r:.80}")
-    return kind(value)
-
-
-def _ids(values: Json, key: str) -> list[int]:
-    """Token ids given as one, several or none."""
-    value = values.get(key)
-    ids = [] if value is None else value if isinstance(value, list) else [value]
-    if any(type(i) is not int for i in ids):
-        raise ModelFileError(f"key {key!r} must be token ids, got {value!r:.80}")
-    return ids

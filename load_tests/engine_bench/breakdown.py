@@ -137,7 +137,8 @@ def timed_methods() -> dict[Method, str]:
     for cls in _loadable(BACKENDS):
         methods |= {(cls, name): "attention" for name in ("plan", "run")}
     for cls in _loadable(KERNELS):
-        methods |= {(cls, name): "kernels" for name in ("rms_norm", "rms_norm_add", "rope", "silu_mul")}
+        ops = ("rms_norm", "rms_norm_add", "rope", "silu_mul", "gelu_mul", "scale", "softcap")
+        methods |= {(cls, name): "kernels" for name in ops}
     return {(cls, name): kind for (cls, name), kind in methods.items() if name in vars(cls)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -88,6 +89,8 @@ class Case:
             q = self.q[row : row + length].to(dtype).double()
             keys, values = (t.to(dtype).double().repeat_interleave(repeats, 1) for t in (k, v))
             scores = torch.einsum("qhd,khd->hqk", q, keys) * self.shape.scale
+            if (cap := self.shape.softcap) is not None:
+                scores = (scores / cap).tanh() * cap
             query_at = torch.arange(start, start + length)[:, None]
             key_at = torch.arange(start + length)[None, :]
             hidden = key_at > query_at
@@ -158,9 +161,22 @@ def test_sinks_beside_a_window_and_nothing_between_them_is_read(name, slices, wi
 
 
 @pytest.mark.parametrize("name", BACKENDS.names())
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("ragged", RAGGED)
+def test_capped_scores(name, ragged, window):
+    shape = replace(_shape(6, 2, window), softcap=1.5)
+    backend = _backend(name, shape, 16, "float32", "float32")
+    case = Case(RAGGED[ragged], shape, 16)
+    torch.testing.assert_close(
+        case.run(backend, torch.float32).double(), case.expected(torch.float32), atol=TOLERANCE["float32"], rtol=0
+    )
+
+
+@pytest.mark.parametrize("name", BACKENDS.names())
+@pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize(("dtype", "kv_dtype"), [("bfloat16", "bfloat16"), ("float32", "bfloat16")])
-def test_lower_precision(name, dtype, kv_dtype):
-    shape = _shape(6, 2)
+def test_lower_precision(name, dtype, kv_dtype, softcap):
+    shape = replace(_shape(6, 2), softcap=softcap)
     backend = _backend(name, shape, 16, dtype, kv_dtype)
     case = Case(RAGGED["mixed"], shape, 16, kv_dtype)
     out = case.run(backend, DTYPES[dtype])

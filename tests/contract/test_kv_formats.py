@@ -18,7 +18,11 @@ from engine.types import SeqSlice
 
 CPU = torch.device("cpu")
 LENGTHS = (70, 33, 1, 300)
-SHAPES = [AttentionShape(6, 2, 64, 0.125), AttentionShape(4, 4, 16, 0.25, window=20)]
+SHAPES = {
+    "full": AttentionShape(6, 2, 64, 0.125),
+    "window": AttentionShape(4, 4, 16, 0.25, window=20),
+    "capped": AttentionShape(4, 2, 32, 0.2, softcap=9.0),
+}
 ROWS = sum(LENGTHS)
 
 
@@ -71,6 +75,8 @@ def dense(s: Sequences, shape: AttentionShape, dtype: torch.dtype) -> Tensor:
         k, v = (decode(*encode(t[rows], dtype, scale)).double() for t, scale in zip((s.k, s.v), given, strict=True))
         k, v = (t.repeat_interleave(shape.num_heads // shape.num_kv_heads, 1) for t in (k, v))
         scores = torch.einsum("qhd,khd->hqk", s.q[rows].double(), k) * shape.scale
+        if shape.softcap is not None:
+            scores = (scores / shape.softcap).tanh() * shape.softcap
         distance = torch.arange(length)[:, None] - torch.arange(length)
         seen = (distance >= 0) & (distance < (shape.window or length))
         out.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v).flatten(1))
@@ -90,7 +96,7 @@ def raw(t: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", LARGEST, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=["full", "window"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("name", BACKENDS.names())
 def test_attends_to_what_the_format_says_and_stores_exactly_that(name, shape, dtype):
     torch.set_num_threads(1)
@@ -105,7 +111,7 @@ def test_attends_to_what_the_format_says_and_stores_exactly_that(name, shape, dt
 
 
 @pytest.mark.parametrize("dtype", LARGEST, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=["full", "window"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("name", BACKENDS.names())
 def test_given_scales_are_used_and_what_exceeds_them_saturates(name, shape, dtype):
     torch.set_num_threads(1)
@@ -128,6 +134,6 @@ def test_native_rows_do_not_depend_on_chunks(dtype, by_feature):
     torch.set_num_threads(1)
     outs = []
     for chunk in (1, 7, 64, 300):
-        s = Sequences(SHAPES[0], dtype, by_feature)
-        outs.append(s.run(make("cpu_native", SHAPES[0], dtype), chunk))
+        s = Sequences(SHAPES["full"], dtype, by_feature)
+        outs.append(s.run(make("cpu_native", SHAPES["full"], dtype), chunk))
     assert all(torch.equal(out, outs[0]) for out in outs[1:])

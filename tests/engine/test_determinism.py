@@ -19,7 +19,7 @@ from engine.types import SamplingParams, SeqSlice
 
 pytestmark = pytest.mark.skipif(not cpu.available(), reason="no C++ compiler")
 
-PROMPTS_EACH = 50  # of each of four architectures
+PROMPTS_EACH = 34  # of each of six architectures
 NEW = 28
 
 

@@ -25,10 +25,11 @@ SHAPE: dict[str, Any] = {
     "hidden_size": 192, "intermediate_size": 320, "num_attention_heads": 6, "max_position_embeddings": 512,
 }  # fmt: skip
 WEIGHTS = {
-    "float32": ("hf", {"dtype": "float32"}),
-    "bfloat16": ("hf", {"dtype": "bfloat16"}),
-    "q4": ("gguf", {}),
-    "q4_bfloat16": ("gguf", {"dtype": "bfloat16"}),
+    "float32": ("llama", make_hf_dir, {"dtype": "float32"}),
+    "bfloat16": ("llama", make_hf_dir, {"dtype": "bfloat16"}),
+    "q4": ("llama", make_gguf, {}),
+    "q4_bfloat16": ("llama", make_gguf, {"dtype": "bfloat16"}),
+    "gemma2": ("gemma2", make_hf_dir, {"dtype": "float32"}),
 }
 LENGTHS = (1, 16, 17, 40, 3, 60, 270)
 MANY = 32
@@ -81,9 +82,8 @@ def part(s: SeqSlice, start: int, stop: int) -> SeqSlice:
 
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_the_same_bits_alone_and_in_any_batch(tmp_path: Path, path: str, weights: str) -> None:
-    kind, settings = WEIGHTS[weights]
-    model = make_gguf(tmp_path, **SHAPE) if kind == "gguf" else make_hf_dir(tmp_path, **SHAPE)
-    rank = Rank(model, deterministic=True, num_threads=1, **settings)
+    arch, make, settings = WEIGHTS[weights]
+    rank = Rank(make(tmp_path, arch, **SHAPE), deterministic=True, num_threads=1, **settings)
     work = sequences(0, len(LENGTHS))
     alone = []
     for s in work:

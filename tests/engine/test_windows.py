@@ -35,6 +35,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention"] * 2,
         },
     ),
+    "gemma2": ("gemma2", {"num_hidden_layers": 3, "layer_types": None}),
+    "gemma3": ("gemma3", {"num_hidden_layers": 7, "layer_types": None}),
 }
 PROMPT_LENGTHS = (100, 5, 33, 64, 140)
 

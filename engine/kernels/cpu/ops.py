@@ -83,10 +83,13 @@ class NativeKernels:
         self._packed_rows = NativeFunction(lib, "sluice_packed_rows", "Pqqqqqq PPrq")
         self._float_linear = NativeFunction(lib, "sluice_float_linear", "Pqr Pqqq PPqqq")
         self._float_rows = NativeFunction(lib, "sluice_float_rows", "Pqqq PPrq")
-        self._attention = NativeFunction(lib, "sluice_attention", "PPPqqq PPq qqqq qqqq PPqqq q PPPP qsqqqqq dPqq")
+        self._attention = NativeFunction(lib, "sluice_attention", "PPPqqq PPq qqqq qqqq PPqqq q PPPP qsqqqqq ddPqq")
         self._rms_norm = NativeFunction(lib, "sluice_rms_norm", "Pqqq Pq PdP rq")
         self._rope = NativeFunction(lib, "sluice_rope", "Pqq Pqqq PPqP rq")
         self._silu_mul = NativeFunction(lib, "sluice_silu_mul", "Pqq Prq")
+        self._gelu_mul = NativeFunction(lib, "sluice_gelu_mul", "Pqq Prq")
+        self._scale = NativeFunction(lib, "sluice_scale", "Pqq drq")
+        self._softcap = NativeFunction(lib, "sluice_softcap", "Pqq drq")
         self._copy_columns = NativeFunction(lib, "sluice_copy_columns", "Pqq Pqrq")
 
     @contextmanager
@@ -150,7 +153,7 @@ class NativeKernels:
 
     def paged_attention(
         self, q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, context: PagedContext, scale: float,
-        window: int | None = None, sinks: int = 0, rounded: bool = False,
+        window: int | None = None, sinks: int = 0, rounded: bool = False, softcap: float | None = None,
     ) -> Tensor:  # fmt: skip
         """Write k, v [T, KVH, D] at the slots of kv, then attend q [T, H, D]; returns [T, H * D].
 
@@ -158,6 +161,7 @@ class NativeKernels:
         block are side by side instead, which takes a block_size that is a multiple of 16. D is a multiple of 16 up
         to 256. The rows of sequence b are the last of its seq_lens[b] tokens. With a window a row sees the last
         `window` of its tokens, and besides the first `sinks`. Scales whose strides are all 0 are one for all, given.
+        `softcap` c: a scaled q·k counts as c * tanh(q·k / c).
         `rounded`: beside a bfloat16 cache q and the softmax are rounded to bfloat16 too on machines that multiply pairs
         of bfloat16, which do that twice as fast. Otherwise every machine gives the same bits.
         """
@@ -182,7 +186,7 @@ class NativeKernels:
             self._attention, q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0),
             k_cache.data_ptr(), v_cache.data_ptr(), KV_TYPES[k_cache.dtype], *k_cache.stride(), *v_cache.stride(),
             *scale_arguments, block_size, *context.arguments, heads, kv_heads, dim, -1 if window is None else window,
-            0 if window is None else sinks, scale, out.data_ptr(), rounded, torch.get_num_threads(),
+            0 if window is None else sinks, scale, softcap or 0.0, out.data_ptr(), rounded, torch.get_num_threads(),
         )  # fmt: skip
         return out
 
@@ -229,13 +233,28 @@ class NativeKernels:
         )  # fmt: skip
 
     def silu_mul(self, x: Tensor) -> Tensor:
+        return self._gated(self._silu_mul, x)
+
+    def gelu_mul(self, x: Tensor) -> Tensor:
+        return self._gated(self._gelu_mul, x)
+
+    def _gated(self, function: NativeFunction, x: Tensor) -> Tensor:
         _check(x)
         rows, features = x.shape
         out = self._empty(rows, features // 2)
-        self._run(
-            self._silu_mul, x.data_ptr(), x.stride(0), features // 2, out.data_ptr(), rows, torch.get_num_threads()
-        )
+        self._run(function, x.data_ptr(), x.stride(0), features // 2, out.data_ptr(), rows, torch.get_num_threads())
         return out
+
+    def scale(self, x: Tensor, factor: float) -> None:
+        self._in_place(self._scale, x, factor)
+
+    def softcap(self, x: Tensor, cap: float) -> None:
+        self._in_place(self._softcap, x, cap)
+
+    def _in_place(self, function: NativeFunction, x: Tensor, number: float) -> None:
+        _check(x)
+        rows, features = x.shape
+        self._run(function, x.data_ptr(), x.stride(0), features, number, rows, torch.get_num_threads())
 
     def side_by_side(self, parts: Sequence[Tensor]) -> Tensor:
         """Tensors [T, n_i] as one [T, sum of n_i]."""

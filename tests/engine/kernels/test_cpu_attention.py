@@ -24,6 +24,7 @@ class Case:
     kv_dtype: torch.dtype = torch.float32
     sinks: int = 0
     rounded: bool = False
+    softcap: float | None = None
 
 
 CASES = [
@@ -35,6 +36,7 @@ CASES = [
     Case(2, 1, 256, 32, window=70, kv_dtype=torch.bfloat16),
     Case(6, 2, 128, 1, kv_dtype=torch.float16),
     Case(50, 1, 16, 16),
+    Case(4, 2, 48, 16, window=70, softcap=3.0),
 ]
 ROUNDED = [
     Case(9, 3, 64, 16, kv_dtype=torch.bfloat16, rounded=True),
@@ -84,7 +86,7 @@ class Sequences:
             torch.tensor([end for _, _, end in slices], dtype=torch.int32),
             self.table[[b for b, _, _ in slices]].contiguous(),
         )
-        return kernels.paged_attention(q, k, v, self.kv, context, c.dim**-0.5, c.window, c.sinks, c.rounded)
+        return kernels.paged_attention(q, k, v, self.kv, context, c.dim**-0.5, c.window, c.sinks, c.rounded, c.softcap)
 
     def oracle(self, b: int) -> Tensor:
         """All rows of sequence b in float64."""
@@ -94,6 +96,8 @@ class Sequences:
         distance = torch.arange(len(q)).view(-1, 1) - torch.arange(len(q))
         seen = (distance >= 0) & ((distance < (c.window or len(q))) | (torch.arange(len(q)) < c.sinks))
         scores = torch.einsum("qhd,khd->hqk", q.double(), k) * c.dim**-0.5
+        if c.softcap is not None:
+            scores = (scores / c.softcap).tanh() * c.softcap
         weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
         return torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
 

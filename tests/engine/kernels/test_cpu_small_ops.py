@@ -41,6 +41,36 @@ def test_silu_mul(kernels, shape):
     torch.testing.assert_close(kernels.silu_mul(x).double(), ORACLE.silu_mul(x.double()), rtol=1e-6, atol=1e-30)
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gelu_mul(kernels, shape):
+    x = torch.randn(shape[0], 2 * shape[1]) * 4
+    torch.testing.assert_close(kernels.gelu_mul(x).double(), ORACLE.gelu_mul(x.double()), rtol=2e-6, atol=2e-6)
+    far = torch.tensor([[30.0, -30.0, 2.0, 2.0]])
+    assert kernels.gelu_mul(far)[0, 0] == 60 and kernels.gelu_mul(far)[0, 1].abs() < 1e-30
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_scale_and_softcap_in_place_of_some_columns(kernels, shape):
+    whole = torch.randn(shape[0], shape[1] + 5) * 60
+    x, rest = whole[:, : shape[1]], whole[:, shape[1] :].clone()
+    want = x.double() * 0.3
+    kernels.scale(x, 0.3)
+    torch.testing.assert_close(x.double(), want, rtol=1e-6, atol=0)
+    want = x.double()
+    ORACLE.softcap(want, 30.0)
+    kernels.softcap(x, 30.0)
+    torch.testing.assert_close(x.double(), want, rtol=1e-6, atol=0)
+    assert torch.equal(whole[:, shape[1] :], rest)
+
+
+def test_softcap_is_relatively_exact_from_tiny_to_huge(kernels):
+    x = torch.cat([torch.linspace(-30, 30, 4001), 10.0 ** torch.linspace(-30, 8, 400), torch.tensor([torch.nan])])
+    got = x.clone().unsqueeze(0)
+    kernels.softcap(got, 1.0)
+    torch.testing.assert_close(got[0].double(), x.double().tanh(), rtol=1e-6, atol=0, equal_nan=True)
+    assert got[0].nan_to_num().abs().max() <= 1
+
+
 def test_silu_mul_keeps_nan(kernels):
     x = torch.tensor([[float("nan"), 100.0, -100.0, 2.0, 1.0, 1.0, 1.0, 1.0]])
     y = kernels.silu_mul(x)
@@ -66,12 +96,18 @@ def test_a_row_does_not_depend_on_the_others(kernels, threads):
     x, w = torch.randn(200, 576), torch.randn(576)
     assert torch.equal(kernels.rms_norm(x, w, 1e-5)[50:52], kernels.rms_norm(x[50:52], w, 1e-5))
     assert torch.equal(kernels.silu_mul(x)[50:52], kernels.silu_mul(x[50:52]))
+    assert torch.equal(kernels.gelu_mul(x)[50:52], kernels.gelu_mul(x[50:52]))
 
 
 def test_every_build_gives_the_same_bits(kernels, native):
     x, w = torch.randn(7, 576) * 5, torch.randn(576)
     assert torch.equal(kernels.rms_norm(x, w, 1e-5), native.rms_norm(x, w, 1e-5))
     assert torch.equal(kernels.silu_mul(x), native.silu_mul(x))
+    assert torch.equal(kernels.gelu_mul(x), native.gelu_mul(x))
+    capped = x.clone(), x.clone()
+    kernels.softcap(capped[0], 2.0)
+    native.softcap(capped[1], 2.0)
+    assert torch.equal(*capped)
 
 
 def test_selection(native):

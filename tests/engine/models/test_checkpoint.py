@@ -20,7 +20,7 @@ from engine.quant import gguf_codecs
 @pytest.mark.parametrize("arch", ARCHS)
 def test_hf_directory_gives_the_models_tensors(tmp_path: Path, arch: str) -> None:
     checkpoint = open_checkpoint(make_hf_dir(tmp_path, arch))
-    want = hf_model(arch).state_dict()
+    want = dict(hf_model(arch).named_parameters())  # which has no tied head
     assert set(checkpoint.names()) == want.keys()
     for name, tensor in want.items():
         stored = checkpoint.load(name)
@@ -30,12 +30,13 @@ def test_hf_directory_gives_the_models_tensors(tmp_path: Path, arch: str) -> Non
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_float_gguf_gives_the_same_tensors_as_the_hf_directory(tmp_path: Path, arch: str) -> None:
-    """Names mapped, q and k rows (and nothing else) put back in order."""
+    """Names mapped, q and k rows (and nothing else) put back in order. Gemmas' norms are stored with 1 added."""
     checkpoint = open_checkpoint(make_gguf(tmp_path, arch, quant="F32", embed_quant="F32"))
-    for name, tensor in hf_model(arch).state_dict().items():
+    for name, tensor in hf_model(arch).named_parameters():
         stored = checkpoint.load(name)
         assert stored.format == "none"
-        assert torch.equal(stored.data, tensor), name
+        offset = 1 if arch.startswith("gemma") and name.endswith("norm.weight") else 0
+        assert torch.equal(stored.data, tensor + offset), name
 
 
 @pytest.mark.parametrize("quant", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "BF16"])
@@ -81,6 +82,15 @@ def test_canonical_names() -> None:
     assert canonical_name("blk.3.attn_q.weight") == "model.layers.3.self_attn.q_proj.weight"
     assert canonical_name("blk.12.ffn_down.weight") == "model.layers.12.mlp.down_proj.weight"
     assert canonical_name("output.weight") == "lm_head.weight"
+    assert canonical_name("blk.3.ffn_norm.weight") == "model.layers.3.post_attention_layernorm.weight"
+    gemma = (
+        ("post_attention_norm", "post_attention"),
+        ("ffn_norm", "pre_feedforward"),
+        ("post_ffw_norm", "post_feedforward"),
+    )
+    for short, name in gemma:
+        canonical = f"model.layers.3.{name}_layernorm.weight"
+        assert canonical_name(f"blk.3.{short}.weight", sandwich_norms=True) == canonical
     for unknown in ("output", "blk.3.ssm_a.weight", "token_embd.weight.extra"):
         assert canonical_name(unknown) == unknown
 
@@ -193,7 +203,7 @@ def test_rope_factors_of_a_gguf_file(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    rope = open_checkpoint(tmp_path / "factors.gguf").spec.rope
+    rope = open_checkpoint(tmp_path / "factors.gguf").spec.layer_ropes[0]
     assert (rope.scaling, rope.freq_factors) == ("table", tuple(factors.tolist()))
 
 

@@ -140,11 +140,12 @@ def test_window_as_long_as_the_context_is_no_window(tmp_path):
     assert all(shape.window == 64 for shape in Driver(path, max_model_len=65).model._backends)
 
 
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_tied_and_untied_heads(tmp_path, tied):
-    path = make_hf_dir(tmp_path, tie_word_embeddings=tied)
+def test_tied_and_untied_heads(tmp_path, arch, tied):
+    path = make_hf_dir(tmp_path, arch, tie_word_embeddings=tied)
     tokens = _tokens(20)
-    _close(Driver(path).chunked(tokens, 20), _reference(hf_model("llama", tie_word_embeddings=tied), tokens))
+    _close(Driver(path).chunked(tokens, 20), _reference(hf_model(arch, tie_word_embeddings=tied), tokens))
 
 
 @pytest.mark.parametrize(
@@ -167,6 +168,54 @@ def test_rope_scaling(tmp_path, rope):
     path = make_hf_dir(tmp_path, rope_parameters=parameters)
     tokens = _tokens(200)
     _close(Driver(path).chunked(tokens, 64), _reference(hf_model("llama", rope_parameters=parameters), tokens))
+
+
+GEMMAS = {
+    "no_caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "head_cap_only": ("gemma3", {"final_logit_softcapping": 5.0}),
+    "scale": ("gemma2", {"query_pre_attn_scalar": 144}),
+    "pattern": ("gemma3", {"num_hidden_layers": 13, "layer_types": None, "initializer_range": 0.1}),
+    "ropes": (
+        "gemma3",
+        {
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 20000.0},
+            }
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GEMMAS)
+def test_what_gemmas_differ_in(tmp_path, case):
+    arch, extra = GEMMAS[case]
+    path = make_hf_dir(tmp_path, arch, **extra)
+    tokens = _tokens(120)
+    got = Driver(path).chunked(tokens, 50)
+    _close(got, _reference(hf_model(arch, **extra), tokens))
+    assert not torch.allclose(got, _reference(hf_model(arch), tokens), atol=0.05), "the setting shows"
+
+
+def test_gemmas_in_bfloat16_scale_embeddings_by_what_that_can_hold(tmp_path):
+    """And use norm weights in float32: 1 + w would lose most of w."""
+    path = make_hf_dir(tmp_path, "gemma3", hidden_size=72)
+    checkpoint = open_checkpoint(path)
+    for dtype, scale in ((torch.bfloat16, 8.5), (torch.float32, 72**0.5)):
+        weights = Weights(checkpoint, SoloGroup(), torch.float32, CPU, weight_dtype=dtype)
+        assert weights.rounded_as_weights(checkpoint.spec.embedding_scale) == pytest.approx(scale, rel=1e-7)
+    narrow = Weights(checkpoint, SoloGroup(), torch.bfloat16, CPU)
+    assert narrow.norm("model.norm").dtype is torch.float32
+    model = load_model(checkpoint, narrow, TorchKernels(), TorchPaged, BLOCK, 256)
+    layout = KVLayout(2, 2, 32, BLOCK, torch.bfloat16)
+    tokens = _tokens(60)
+    piece = SeqSlice(0, tuple(tokens), 0, (0, 1, 2, 3), sample=True)
+    with torch.inference_mode():
+        batch = build_batch([piece], BLOCK, CPU)
+        got = model.logits(model.forward(batch, KVStorage(layout, 4, CPU).layers))
+    want = _reference(hf_model("gemma3", hidden_size=72).to(torch.bfloat16), tokens)
+    exact = _reference(hf_model("gemma3", hidden_size=72), tokens)
+    assert (got - exact).square().mean() <= 1.5 * (want - exact).square().mean(), "no further off than transformers"
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -229,7 +278,7 @@ class ThreadGroup:
         return self._exchange(x)[src]
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma2", "gemma3"])
 @pytest.mark.parametrize("kind", ["hf", "gguf"])
 def test_two_ranks_equal_one(tmp_path, arch, kind):
     extra = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128}

@@ -68,7 +68,7 @@ class Sequences:
 def _model(folder, arch: str, kind: str):
     # Qwen2 has no head_dim of its own; 64 / 2 heads keeps rows of whole blocks.
     extra = {"num_attention_heads": 2, "num_key_value_heads": 2} if arch == "qwen2" else {}
-    extra["tie_word_embeddings"] = arch == "qwen3"
+    extra["tie_word_embeddings"] = arch in ("qwen3", "gemma2", "gemma3")
     if kind == "hf":
         return make_hf_dir(folder, arch, **extra)
     if kind == "mixed":
@@ -80,7 +80,7 @@ def _model(folder, arch: str, kind: str):
     ("kind", "dtype"),
     [("Q4_1", "auto"), ("mixed", "auto"), ("F16", "auto"), ("hf", "float32"), ("hf", "bfloat16"), ("hf", "float16")],
 )
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma2", "gemma3"])
 @pytest.mark.parametrize("params", [{"temperature": 0.0, "logprobs": 3}, {"temperature": 1.0, "top_p": 0.9}], ids=str)
 def test_same_bits_as_eager(tmp_path, arch, params, kind, dtype):
     path = _model(tmp_path, arch, kind)

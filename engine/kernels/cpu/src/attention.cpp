@@ -26,7 +26,8 @@ struct Attention {
     int64_t max_blocks, num_seqs, heads, kv_heads, head_dim;
     int64_t window, sinks;  // window < 0: none, and so no sinks: the first keys, which every row sees
     double scale;
-    float* out;  // [T, heads * head_dim] dense
+    double softcap;  // 0: none; else a score s counts as softcap * tanh(s / softcap)
+    float* out;      // [T, heads * head_dim] dense
     int64_t rounded;  // q and the weights may be rounded to bfloat16 if K and V are such
     int64_t threads;
 };
@@ -233,6 +234,7 @@ class Kernel {
         }
         const int width = count * kKeys;
         if constexpr (kScaled<T>) scale_rows(rows, width, key_scales, scores);
+        if (a_.softcap > 0) cap_rows(rows, width, scores);
         for (int r = 0; r < rows; ++r) {
             const int64_t at = item.position + r / group_;
             const int high = static_cast<int>(std::min(keys.end, at + 1) - begin);
@@ -278,6 +280,12 @@ class Kernel {
     static void scale_rows(int rows, int width, const float* scales, float* scores) {
         for (int r = 0; r < rows; ++r, scores += kSpan)
             for (int j = 0; j < width; j += kLanes) store(scores + j, mul(load(scores + j), load(scales + j)));
+    }
+
+    void cap_rows(int rows, int width, float* scores) const {
+        for (int r = 0; r < rows; ++r, scores += kSpan)
+            for (int j = 0; j < width; j += kLanes)
+                store(scores + j, soft_cap(load(scores + j), static_cast<float>(a_.softcap)));
     }
 
     int64_t head(const Item& item, int64_t r) const { return item.kv_head * group_ + r % group_; }

@@ -10,10 +10,10 @@ constexpr int64_t kSerial = 1 << 14;  // elements below which a second thread co
 template <class Body>
 void rows_in_parallel(int64_t threads, int64_t rows, int64_t elements_per_row, const Body& body) {
     if (rows * elements_per_row < kSerial) threads = 1;
-    split(static_cast<int>(threads), rows, std::max<int64_t>(1, kSerial / 4 / elements_per_row),
-          [&](int64_t begin, int64_t end) {
-              for (int64_t r = begin; r < end; ++r) body(r);
-          });
+    split_homes(static_cast<int>(threads), rows, std::max<int64_t>(1, kSerial / 4 / elements_per_row),
+                [&](int64_t begin, int64_t end) {
+                    for (int64_t r = begin; r < end; ++r) body(r);
+                });
 }
 
 void normalize(const float* x, const float* weight, int64_t n, float eps, float* out) {
@@ -63,10 +63,17 @@ struct Rope {  // q and k in place; heads are dense within a row
     int64_t rows, threads;
 };
 
-struct SiluMul {  // x [rows, 2 n] -> out [rows, n] dense: silu(first half) * second half
+struct Gated {  // x [rows, 2 n] -> out [rows, n] dense: f(first half) * second half
     const float* x;
     int64_t x_row, n;
     float* out;
+    int64_t rows, threads;
+};
+
+struct InPlace {  // each of x [rows, n], given a number
+    float* x;
+    int64_t x_row, n;
+    double number;
     int64_t rows, threads;
 };
 
@@ -76,6 +83,29 @@ struct CopyColumns {  // x [rows, n] -> out, whose rows are out_row apart
     float* out;
     int64_t out_row, rows, threads;
 };
+
+template <class F>
+void gated(const Gated& a, const F& f) {
+    const int64_t n = a.n;
+    rows_in_parallel(a.threads, a.rows, n, [&](int64_t r) {
+        const float *gate = a.x + r * a.x_row, *up = gate + n;
+        for (int64_t i = 0; i < n; i += kLanes) {
+            const int count = static_cast<int>(std::min<int64_t>(kLanes, n - i));
+            store_first(a.out + r * n + i, mul(f(load_first(gate + i, count)), load_first(up + i, count)), count);
+        }
+    });
+}
+
+template <class F>
+void in_place(const InPlace& a, const F& f) {
+    rows_in_parallel(a.threads, a.rows, a.n, [&](int64_t r) {
+        for (int64_t i = 0; i < a.n; i += kLanes) {
+            const int count = static_cast<int>(std::min<int64_t>(kLanes, a.n - i));
+            float* at = a.x + r * a.x_row + i;
+            store_first(at, f(load_first(at, count)), count);
+        }
+    });
+}
 
 }  // namespace
 }  // namespace sluice
@@ -117,15 +147,27 @@ extern "C" void sluice_rope(const void* arguments) {
 
 extern "C" void sluice_silu_mul(const void* arguments) {
     using namespace sluice;
-    const auto* a = static_cast<const SiluMul*>(arguments);
-    const int64_t n = a->n;
-    rows_in_parallel(a->threads, a->rows, n, [&](int64_t r) {
-        const float *gate = a->x + r * a->x_row, *up = gate + n;
-        for (int64_t i = 0; i < n; i += kLanes) {
-            const int count = static_cast<int>(std::min<int64_t>(kLanes, n - i));
-            const V g = load_first(gate + i, count);
-            const V silu = div(g, add(splat(1.0f), exp(sub(zero(), g))));
-            store_first(a->out + r * n + i, mul(silu, load_first(up + i, count)), count);
-        }
+    gated(*static_cast<const Gated*>(arguments),
+          [](V x) { return div(x, add(splat(1.0f), exp(sub(zero(), x)))); });
+}
+
+extern "C" void sluice_gelu_mul(const void* arguments) {  // x / (1 + e^-2u) is x (1 + tanh u) / 2
+    using namespace sluice;
+    gated(*static_cast<const Gated*>(arguments), [](V x) {
+        const V cube = mul(mul(x, x), x);
+        const V twice_u = mul(splat(1.5957691216f), fma(splat(0.044715f), cube, x));  // 2 sqrt(2 / pi)
+        return div(x, add(splat(1.0f), exp(sub(zero(), twice_u))));
     });
+}
+
+extern "C" void sluice_scale(const void* arguments) {
+    using namespace sluice;
+    const auto* a = static_cast<const InPlace*>(arguments);
+    in_place(*a, [factor = splat(static_cast<float>(a->number))](V x) { return mul(x, factor); });
+}
+
+extern "C" void sluice_softcap(const void* arguments) {
+    using namespace sluice;
+    const auto* a = static_cast<const InPlace*>(arguments);
+    in_place(*a, [cap = static_cast<float>(a->number)](V x) { return soft_cap(x, cap); });
 }
