@@ -78,7 +78,8 @@ class EngineTelemetry:
 
 
 class GatewayTelemetry:
-    """Counts every HTTP answer. Label values are bounded: unknown models count as "none"."""
+    """Counts every HTTP answer, and shows what the gateway sees of its pools. Label values are bounded: unknown models
+    count as "none"."""
 
     def __init__(self, replica: str) -> None:
         self._metrics = Metrics(GATEWAY_METRICS, replica)
@@ -92,6 +93,9 @@ class GatewayTelemetry:
 
     def settled(self, tier: str, tokens: int) -> None:
         self._metrics.inc("sluicegate_tokens_settled", tokens, tier=tier)
+
+    def usable(self, pool: str, replicas: int) -> None:
+        self._metrics.set("sluicegate_usable_replicas", replicas, model=pool)
 
     def families(self) -> list[Metric]:
         return self._metrics.families()

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from helpers_tls import Pair, self_signed
 
+from deployments.cli.local_ray import free_port
+
 FRONT = Path(__file__).parents[1] / "cluster_configs/front"
 WAIT_S = 60.0
 
@@ -51,12 +53,6 @@ KINDS: dict[str, tuple[str, Callable[[Path, str, Pair], list[str]], Callable[[],
     "nginx": ("nginx.conf", nginx, lambda: shutil.which("nginx")),
     "haproxy": ("haproxy.cfg", haproxy, _haproxy),
 }
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import http.client as http_client
+import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ import httpx
 import openai
 from prometheus_client.parser import text_string_to_metric_families
 
+from deployments.cli.local_ray import free_port
 from load_tests.processes import end_with_parent
 
 ROOT = Path(__file__).parents[1]
@@ -25,6 +27,7 @@ MODEL = "smollm2-135m-instruct"
 KEY = "sk-demo-sluicegate"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 WAIT_S = 120.0  # generous: a busy machine must not fail a test
+RUNNING, WAITING, USABLE = "sluicegate_requests_running", "sluicegate_requests_waiting", "sluicegate_usable_replicas"
 # Answers do not wait for the successor of the only replica.
 NO_WAIT = (
     "applications.0.deployments=[{name: ModelRouter, user_config: {routes: {smollm2-135m-instruct: "
@@ -67,30 +70,32 @@ def run_beside(program: str) -> subprocess.CompletedProcess[str]:
     """A program in tests/integration, in a process of its own: Ray's switches are set once per process."""
     argv = [sys.executable, str(ROOT / "tests" / "integration" / program)]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=2 * WAIT_S, check=False)
+    return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=5 * WAIT_S, check=False)
 
 
 @dataclass
 class Server:
-    """One `sluice serve` process, its port and its output. Made by start()."""
+    """One `sluice serve` process, its port and its output. Made by start(). `replicas`, in all its pools, and
+    `gateways`: how many there are whenever nothing is being replaced."""
 
     process: subprocess.Popen[bytes]
     port: int
     log: Path
+    replicas: int = 1
+    gateways: int = 1
     early: list[Early] = field(default_factory=list)
 
     @classmethod
     def start(cls, log: Path, *settings: str, config: str = "cluster_configs/local-cpu.yaml") -> Server:
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
+        port = free_port()
         sets = [part for setting in settings for part in ("--set", setting)]
         command = [*SLUICE, "serve", "--config", config, "--port", str(port), *sets]
         with log.open("wb") as out:
             process = subprocess.Popen(
                 command, cwd=ROOT, stdout=out, stderr=out, start_new_session=True, preexec_fn=end_with_parent
             )
-        server = cls(process, port, log)
+        numbers = dict(setting.split("=", 1) for setting in settings)
+        server = cls(process, port, log, int(numbers.get("replicas", 1)), int(numbers.get("gateway_replicas", 1)))
         try:
             server._watch_it_start()
         except BaseException:
@@ -145,19 +150,44 @@ class Server:
         with self.http() as http:
             return Metrics(http.get("/metrics").raise_for_status().text)
 
+    def all_metrics(self) -> Metrics | None:
+        """None when there are none, or a process is left out: it is being replaced, or was too busy to answer."""
+        with contextlib.suppress(httpx.HTTPError):
+            m = self.metrics()
+            if (len(m.by_replica(RUNNING)), len(m.by_replica(USABLE))) == (self.replicas, self.gateways):
+                return m
+        return None
+
+    def until_known(self, replicas: int | None = None) -> Metrics:
+        """Waits until all its processes are there, and each gateway would send requests to that many replicas, by
+        default to all: a server calls itself ready when one replica is known."""
+        wanted = self.gateways * (self.replicas if replicas is None else replicas)
+
+        def look() -> Metrics | None:
+            return m if (m := self.all_metrics()) is not None and m.total(USABLE) == wanted else None
+
+        found: Metrics = until(look, f"{wanted} replicas known to {self.gateways} gateways")
+        return found
+
     def until_idle(self) -> Metrics:
-        """Waits until the engine runs nothing and holds no block. Looks twice: a look may be 50 ms old."""
-        names = ("requests_running", "requests_waiting", "kv_usage")
+        """Waits until all engines run nothing and hold no block. Looks twice: a look may be 50 ms old."""
         idle = 0
 
         def look() -> Metrics | None:
             nonlocal idle
-            m = self.metrics()
-            idle = 0 if any(m.total(f"sluicegate_{name}") for name in names) else idle + 1
+            m = self.all_metrics()
+            idle = idle + 1 if m and not any(m.total(name) for name in (RUNNING, WAITING, "sluicegate_kv_usage")) else 0
             return m if idle >= 2 else None
 
         found: Metrics = until(look, "idle engine")
         return found
+
+    def tokens_in(self, seconds: float, at_least: int) -> int:
+        """About as many as one stream gets in that time if it is alone, within what a context has room for."""
+        began = time.monotonic()
+        with self.http() as http:
+            http.post(COMPLETIONS, json=count(max_tokens=64, ignore_eos=True)).raise_for_status()
+        return min(6000, max(at_least, int(seconds * 64 / (time.monotonic() - began))))
 
     def processes(self, title: str = "") -> list[int]:
         """Its living descendants whose command line contains `title`."""
@@ -166,6 +196,19 @@ class Server:
     def kill_one(self, title: str) -> None:
         [pid] = self.processes(title)
         os.kill(pid, signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def no_replacements(self) -> Iterator[None]:
+        """What dies meanwhile stays away: the controller of Serve, which would start another, is stopped."""
+        controllers = self.processes("ServeController")
+        assert controllers
+        for pid in controllers:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in controllers:
+                os.kill(pid, signal.SIGCONT)
 
     def ready(self) -> bool:
         with self.http() as http, contextlib.suppress(httpx.TransportError):
@@ -202,7 +245,25 @@ class Metrics:
 
     def total(self, name: str, **labels: str) -> float:
         """The sum over all samples of that name with at least these labels."""
-        return sum(s.value for s in self.samples if s.name == name and labels.items() <= s.labels.items())
+        return sum(self.by_replica(name, **labels).values())
+
+    def by_replica(self, name: str, **labels: str) -> dict[str, float]:
+        """The same, of each replica or gateway that has any."""
+        found: dict[str, float] = {}
+        for s in self.samples:
+            if s.name == name and labels.items() <= s.labels.items():
+                found[s.labels["replica"]] = found.get(s.labels["replica"], 0.0) + s.value
+        return found
+
+
+@contextlib.contextmanager
+def asked(server: Server, body: dict[str, Any]) -> Iterator[None]:
+    """A request whose client stays until the end of the block and then leaves, without having read anything."""
+    connection = http_client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT_S)
+    headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
+    with contextlib.closing(connection):
+        connection.request("POST", COMPLETIONS, json.dumps(body), headers)
+        yield
 
 
 def events(response: httpx.Response) -> Iterator[str]:

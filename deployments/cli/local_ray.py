@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import re
 import secrets
 import shutil
@@ -24,6 +25,8 @@ _OBJECT_STORE_BYTES = 100 * 2**20  # requests and tokens travel by gRPC, not thr
 _ERROR_EVENT_S = 5.0
 _END_GRACE_S = 3.0
 _STARTS = 2
+_PORTS_FROM = 20000  # above those that Ray gives its workers
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class StartError(Exception):
@@ -176,9 +179,14 @@ def _set_defaults(values: Mapping[str, str]) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """One that nobody listens on, outside the range from which the system gives ports to whoever asks for any: between
+    this and the bind, which may be seconds later, Ray's daemons ask for dozens."""
+    lowest = int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else 32768
+    for port in random.sample(range(_PORTS_FROM, max(lowest, _PORTS_FROM + 1000)), 100):
+        with socket.socket() as s, suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no port is free")
 
 
 def _environment() -> dict[str, str]:

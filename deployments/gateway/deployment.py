@@ -84,6 +84,7 @@ class Gateway:
             gateways,
             str(labels.get(_ZONE, "")),
             str(labels.get(_REGION, "")),
+            self._telemetry.usable,
         )
         await backend.acquaint(_ACQUAINT_S)
         app = create_app(self._config, backend, self._finished, self._admission())

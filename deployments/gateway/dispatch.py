@@ -28,6 +28,7 @@ log = logging.getLogger("ray.serve")
 
 _RETRY_AFTER_S = 5.0  # about what a replica's restart takes
 _LOOK_S = 0.1
+_SUCCESSOR_S = 5.0  # at most, from a request's beginning: Serve is asked every half second
 _LOST = (StreamLostError, EngineDeadError, ReplicaFaultError)
 
 _Named = AsyncGenerator[tuple[str, list[TokenDelta]], None]  # with the place that they come from
@@ -73,6 +74,7 @@ class Dispatcher:
         losses, weights = 0, None
         while True:
             await self._somebody_up(job, weights)
+            await self._successor_known(job)
             await self._somebody_awake(job)
             places = self._fit_to_go_on(job, weights)
             try:
@@ -94,7 +96,8 @@ class Dispatcher:
                     raise _said_at_last(broken.why, begun=True) from None
                 log.warning("a request has lost its replica and goes on elsewhere: %s", broken.why)
             except Exception as error:
-                if not job.journey.started and failure_of(error) is Failure.ERROR and self._asleep(job):
+                gone = not job.journey.started and failure_of(error) is Failure.ERROR
+                if gone and (self._asleep(job) or self._succeeding(job)):
                     continue  # the last replica was just leaving
                 raise _said_at_last(error, job.journey.started) from None
 
@@ -109,6 +112,18 @@ class Dispatcher:
             if any(place.up for place in places) or not any(place.returning for place in places):
                 return
             await asyncio.sleep(_LOOK_S)
+
+    async def _successor_known(self, job: _Job) -> None:
+        """Before the client has anything of the answer: waits for who takes over from a last replica that has just
+        left."""
+        while self._succeeding(job):
+            await asyncio.sleep(_LOOK_S)
+
+    def _succeeding(self, job: _Job) -> bool:
+        if job.journey.started or self._clock() >= job.began_s + _SUCCESSOR_S:
+            return False
+        names = job.plan.candidates
+        return not any(map(self._usable, names)) and any(self._places[name].succeeding for name in names)
 
     async def _somebody_awake(self, job: _Job) -> None:
         """Before the client has anything of the answer: wakes the first place that rests, unless one before it is up,

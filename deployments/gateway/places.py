@@ -42,6 +42,10 @@ class Place(Protocol):
         """While it is not up: whether it may soon be again without anybody's doing."""
 
     @property
+    def succeeding(self) -> bool:
+        """While it is not up: whether who takes over may be there already, and only not be known here yet."""
+
+    @property
     def resting(self) -> ColdStart | None:
         """While it has no replica and would start one for a request: what does that."""
 
@@ -58,6 +62,7 @@ class UpstreamPlace:
     weights = None
     up = True
     returning = False
+    succeeding = False
     resting = None
     suspect = frozenset({Failure.TIMEOUT, Failure.ERROR, Failure.OVERLOADED})
 

@@ -37,12 +37,14 @@ class _Member:
     rate: ServiceRate = field(default_factory=ServiceRate)
     last_chosen: int = 0
     ttft_s: float | None = None
+    met: bool = False  # it has been connected
 
 
 class Pool:
     """Serve says which replicas there are, by being asked again and again; a connection to each says at once when one
-    is lost. `on_info` is told what the replicas say of themselves whenever that changes. `cold`: brings the pool up
-    where it may be without any replica. `prefixes`: which of them are believed to hold what."""
+    is lost. `on_info` is told what the replicas say of themselves whenever that changes, and `on_usable` how many would
+    take a request now. `cold`: brings the pool up where it may be without any replica. `prefixes`: which of them are
+    believed to hold what."""
 
     def __init__(
         self,
@@ -53,6 +55,7 @@ class Pool:
         rng: random.Random,
         block_tokens: int,
         cold: ColdStart | None = None,
+        on_usable: Callable[[int], None] = lambda replicas: None,
     ) -> None:
         self.name = name
         self.handle = handle
@@ -60,6 +63,7 @@ class Pool:
         self._on_info = on_info
         self._rng = rng
         self._cold = cold
+        self._on_usable = on_usable
         self._info: ReplicaInfo | None = None
         self.prefixes = PrefixIndex(_MAX_BLOCKS, block_tokens)
         self._members: dict[str, _Member] = {}
@@ -68,6 +72,9 @@ class Pool:
         self._was_up = False
         self._asked = False  # Serve, at least once
         self._taken = False  # the last replica has not failed: Serve has taken it out
+        self._leaving: set[str] = set()
+        self._departures = 0  # replicas that have said that they leave
+        self._departures_heard = 0  # those of them before Serve was last asked
 
     @property
     def up(self) -> bool:
@@ -88,6 +95,14 @@ class Pool:
     def returning(self) -> bool:
         """While it is down: whether Serve is about to replace what has failed."""
         return not self._taken and not self.drained
+
+    @property
+    def succeeding(self) -> bool:
+        """While it is down: whether a replica has said that it leaves since Serve was asked who there is, or one that
+        Serve has named is not connected yet. Serve starts a successor first where there is room for it."""
+        if self._cold is not None:
+            return False
+        return self._departures > self._departures_heard or not all(member.met for member in self._members.values())
 
     @property
     def resting(self) -> ColdStart | None:
@@ -118,8 +133,9 @@ class Pool:
         """Until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
+            departures = self._departures
             await self._ask()
-            self._asked = True
+            self._asked, self._departures_heard = True, departures
             for member in self._members.values():
                 load = member.channel.load
                 member.rate.observe(loop.time(), load.done_tokens, load.waiting > 0)
@@ -221,9 +237,14 @@ class Pool:
         self.prefixes.remove(replica_id, removed)
 
     def _note(self) -> None:
-        leaving = any(member.channel.duty is Duty.LEAVING for member in self._members.values())
+        self._on_usable(sum(member.channel.usable for member in self._members.values()))
+        leaving = {name for name, member in self._members.items() if member.channel.duty is Duty.LEAVING}
+        self._departures += len(leaving - self._leaving)
+        self._leaving = leaving
+        for member in self._members.values():
+            member.met |= member.channel.connected
         if self._was_up and not self.up:
-            left = self._taken or leaving
+            left = self._taken or bool(leaving)
             log.log(logging.INFO if left and self._cold else logging.WARNING, "pool %s is down", self.name)
         self._was_up = self.up
         if self._was_up:

@@ -50,6 +50,10 @@ class PoolPlace:
         return self._pool.returning
 
     @property
+    def succeeding(self) -> bool:
+        return self._pool.succeeding
+
+    @property
     def resting(self) -> ColdStart | None:
         return self._pool.resting
 

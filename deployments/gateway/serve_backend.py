@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -49,15 +50,18 @@ class ServeBackend:
         gateways: DeploymentHandle[Any],
         zone: str = "",
         region: str = "",
+        on_usable: Callable[[str, int], None] = lambda pool, replicas: None,
     ) -> None:
         """`models`: each pool's, under the pool's name, and each upstream's that can stand alone. `zone` and `region`
-        are this gateway's own. Raises ValueError when an upstream's key is not to be had."""
+        are this gateway's own. `on_usable` is told a pool and how many of its replicas would take a request from here.
+        Raises ValueError when an upstream's key is not to be had."""
         self._gateways = gateways
         self._by_pool = dict(models)
         self._models: dict[str, ServedModel] = {}
         self._table: RoutingTable | None = None  # as the router gave it
         self._known: RoutingTable | None = None  # with what the pools say of themselves
         self._zone, self._region = zone, region
+        self._on_usable = on_usable
         clock = asyncio.get_running_loop().time
         self._pools = {c.name: self._pool(c, pools[c.name], clock) for c in configs}
         places: dict[str, Place] = {c.name: PoolPlace(self._pools[c.name], c.max_queue_s, clock) for c in configs}
@@ -140,13 +144,16 @@ class ServeBackend:
         return await self._pools[pool].undrain(replica_id)
 
     async def metrics(self) -> bytes | None:
-        """Every process of the graph asked now. One that does not answer in time is left out."""
+        """Every process of the graph asked now. One that fails is left out, and a pool of which one does not answer in
+        time: Serve then gives no answer of any."""
         calls = [pool.handle.broadcast("metric_families") for pool in self._pools.values()]
         calls.append(self._gateways.broadcast("metric_families"))
         answers = await asyncio.gather(
-            *(c.results_async(timeout_s=_METRICS_TIMEOUT_S) for c in calls), return_exceptions=True
+            *(c.results_async(timeout_s=_METRICS_TIMEOUT_S, return_exceptions=True) for c in calls),
+            return_exceptions=True,
         )
-        return exposition(families for a in answers if not isinstance(a, BaseException) for families in a)
+        said = (families for a in answers if not isinstance(a, BaseException) for families in a)
+        return exposition(families for families in said if not isinstance(families, BaseException))
 
     def _unfit(self, why: Unfit, model_id: str, num_tokens: int) -> Exception:
         match why:
@@ -194,4 +201,5 @@ class ServeBackend:
         if config.may_rest:
             most = config.max_ongoing_requests
             cold = ColdStart(name, handle, serve_trouble(handle), config.cold_start_timeout_s, most, clock)
-        return Pool(name, handle, policy, learn, random.Random(), config.engine.block_size, cold)
+        usable = partial(self._on_usable, name)
+        return Pool(name, handle, policy, learn, random.Random(), config.engine.block_size, cold, usable)

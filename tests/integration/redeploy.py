@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from deploying import WAIT_S, is_ready, raw_config, replicas, until
+from deploying import WAIT_S, is_ready, raw_config, replicas, running, until, until_up
 
 from deployments.cli.local_ray import LocalRay, free_port, remove_stale, set_environment
 
@@ -28,12 +28,9 @@ def main() -> None:
     http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S, trust_env=False)
     body = {"model": "demo", "prompt": "Count:", "max_tokens": TOKENS, "ignore_eos": True}
 
-    begun: list[int] = []
-
     def stream(number: int) -> tuple[bool, int]:
         """Whether it was complete, and in how many pieces it came. Odd ones are not streamed."""
         if number % 2:
-            begun.append(number)
             answer = http.post("/v1/completions", json=body).raise_for_status().json()
             return answer["usage"]["completion_tokens"] == TOKENS, 1
         pieces = 0
@@ -42,25 +39,24 @@ def main() -> None:
             for line in response.iter_lines():
                 lines.append(line)
                 pieces += line.startswith("data: {")
-                if pieces == 3:
-                    begun.append(number)
         return "data: [DONE]" in lines and not any('"error"' in line for line in lines), pieces
 
     node = LocalRay(num_cpus=8)
     try:
         node.start()
         node.deploy(config(8))
-        until(lambda: not node.poll(), "running application")
+        until_up(node)
         until(lambda: is_ready(http), "readiness")
         (old,) = replicas()
-        with ThreadPoolExecutor() as pool:
+        with ThreadPoolExecutor(8) as pool:
             streams = [pool.submit(stream, number) for number in range(STREAMS)]
-            until(lambda: len(set(begun)) == STREAMS, "streams")
+            until(lambda: running(http) == STREAMS, "streams")
             node.deploy(config(16))
             results = [s.result() for s in streams]
         print(results)
         until(lambda: replicas() and old not in replicas(), "new replica")
-        until(lambda: not node.poll() and is_ready(http), "readiness of the new one")
+        until_up(node)
+        until(lambda: is_ready(http), "readiness of the new one")
         assert stream(1) == (True, 1)
         assert all(complete for complete, _ in results), results
         print("every stream was complete")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploying import WAIT_S, is_ready, raw_config, until
+from deploying import WAIT_S, is_ready, raw_config, until, until_up
 
 from deployments.cli import processes
 from deployments.cli.local_ray import LocalRay, free_port, remove_stale, set_environment
@@ -44,7 +44,7 @@ def main() -> None:
     try:
         node.start()
         node.deploy(config({"first": {"pools": ["pool"]}}))
-        until(lambda: not node.poll(), "running application")
+        until_up(node)
         until(lambda: served("first"), "first answer")
         assert not served("second") and not served("pool")
         before = pids()
@@ -52,7 +52,7 @@ def main() -> None:
         node.deploy(config({"second": {"pools": ["pool"]}}))
         until(lambda: served("second"), "answer of the second route")
         until(lambda: not served("first"), "end of the first route")
-        until(lambda: not node.poll(), "running application")
+        until_up(node)
         assert pids() == before, "a process has been restarted"
         print("routes have changed")
     finally:

@@ -11,7 +11,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from deploying import WAIT_S, is_ready, raw_config, replicas, until
+from deploying import WAIT_S, is_ready, raw_config, replicas, until, until_up
 
 from deployments.cli.local_ray import LocalRay, free_port, remove_stale, set_environment
 
@@ -51,10 +51,10 @@ def main() -> None:
     try:
         node.start()
         node.deploy(config(8))
-        until(lambda: not node.poll(), "running application")
+        until_up(node)
         until(lambda: is_ready(http), "readiness")
         (old,) = replicas()
-        with ThreadPoolExecutor() as pool:
+        with ThreadPoolExecutor(8) as pool:
             clients = [pool.submit(client, number) for number in range(4)]
             try:
                 until(lambda: outcomes["served"] > 20, "answers")

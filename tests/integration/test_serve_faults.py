@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client as http_client
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +10,29 @@ from typing import Any
 import httpx
 import pytest
 from helpers_gateway import error_of
-from helpers_server import COMPLETIONS, COUNT_24, KEY, MODEL, NO_WAIT, Server, count, endless, events, until
+from helpers_server import (
+    COMPLETIONS,
+    COUNT_24,
+    MODEL,
+    NO_WAIT,
+    RUNNING,
+    WAITING,
+    Server,
+    asked,
+    count,
+    endless,
+    events,
+    until,
+)
 
 pytestmark = pytest.mark.ray
+
+
+@pytest.fixture
+def narrow(_servers: Any) -> Server:
+    """It runs two sequences at a time, and its answers do not wait for a successor."""
+    server: Server = _servers.get(NO_WAIT, "engine.max_num_seqs=2")
+    return server
 
 
 def text_of(response: httpx.Response) -> str:
@@ -47,49 +66,50 @@ def test_a_client_that_leaves_frees_its_blocks(server: Server) -> None:
             with http.stream("POST", COMPLETIONS, json=stream) as response:
                 got = events(response)
                 next(got)
-                until(lambda: server.metrics().total("sluicegate_requests_running") >= 1, "running request")
+                until(lambda: server.metrics().total(RUNNING) >= 1, "running request")
                 until(lambda: server.metrics().total("sluicegate_kv_usage") > 0, "used block")
             server.until_idle()
-        with pytest.raises(httpx.ReadTimeout):  # not streaming: nothing has been sent yet when it leaves
-            http.post(COMPLETIONS, json=endless() | {"stream": False}, timeout=0.5)
-    after = server.until_idle()
-    for name, labels in (
-        ("sluicegate_requests_total", {"finished_reason": "abort"}),
-        ("sluicegate_http_requests_total", {"status": "499"}),
-    ):
-        assert after.total(name, **labels) - before.total(name, **labels) == 3
+        with asked(server, endless() | {"stream": False}):  # not streaming: nothing has been sent yet when it leaves
+            until(lambda: server.metrics().total(RUNNING) == 1, "running request")
+
+    def left() -> list[float]:
+        after = server.until_idle()
+        counted = ("sluicegate_requests_total", "abort"), ("sluicegate_http_requests_total", "499")
+        labels = "finished_reason", "status"
+        return [
+            after.total(name, **{label: value}) - before.total(name, **{label: value})
+            for (name, value), label in zip(counted, labels, strict=True)
+        ]
+
+    until(lambda: min(left()) >= 3, "three that left")
+    assert left() == [3, 3]
 
 
-def test_a_client_that_leaves_the_queue(tight: Server) -> None:
-    tight.until_idle()
-    waiting = "sluicegate_requests_waiting"
-    ask = count(max_tokens=330, ignore_eos=True, stream=True)  # four of these fill the batch, and fit the pool
-    with tight.http() as http:
-        running = [http.send(http.build_request("POST", COMPLETIONS, json=ask), stream=True) for _ in range(4)]
+def test_a_client_that_leaves_the_queue(narrow: Server) -> None:
+    narrow.until_idle()
+    with narrow.http() as http:
+        running = [http.send(http.build_request("POST", COMPLETIONS, json=endless()), stream=True) for _ in range(2)]
         streams = [events(response) for response in running]
         for stream in streams:
             next(stream)
-        fifth = http_client.HTTPConnection("127.0.0.1", tight.port)
-        headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
-        fifth.request("POST", COMPLETIONS, json.dumps(count()), headers)
-        until(lambda: tight.metrics().total(waiting) == 1, "queue")
-        fifth.close()
-        until(lambda: tight.metrics().total(waiting) == 0, "empty queue")
+        with asked(narrow, count()):
+            until(lambda: narrow.metrics().total(WAITING) == 1, "queue")
+        until(lambda: (m := narrow.all_metrics()) and m.total(WAITING) == 0, "empty queue")
+        assert narrow.until_known().total(RUNNING) == 2  # it has not been served
         for stream in streams:
             assert json.loads(next(stream))["choices"]
         for response in running:
             response.close()
-    tight.until_idle()
+    narrow.until_idle()
 
 
-def test_a_killed_replica_whose_answers_may_not_wait(_servers: Any) -> None:
-    server: Server = _servers.get(NO_WAIT)
-    begun = threading.Event()
-    with ThreadPoolExecutor() as pool, server.http() as http:
+def test_a_killed_replica_whose_answers_may_not_wait(narrow: Server) -> None:
+    server, begun = narrow, threading.Event()
+    with ThreadPoolExecutor(8) as pool, server.http() as http, server.no_replacements():
         stream = pool.submit(broken_stream, server, begun)
         until(lambda: begun.is_set() or stream.done(), "stream")
         whole = pool.submit(http.post, COMPLETIONS, json=endless() | {"stream": False})
-        until(lambda: server.metrics().total("sluicegate_requests_running") == 2, "two running requests")
+        until(lambda: server.metrics().total(RUNNING) == 2, "two running requests")
         server.kill_one("ModelReplica")
         *rest, last = stream.result()
         assert json.loads(last)["error"].keys() == {"message", "type", "param", "code"}
@@ -118,11 +138,11 @@ def test_a_killed_router_is_not_missed(server: Server) -> None:
 
 def test_a_killed_gateway(server: Server) -> None:
     begun = threading.Event()
-    with ThreadPoolExecutor() as pool, server.http() as http:
+    with ThreadPoolExecutor(8) as pool, server.http() as http:
         stream = pool.submit(broken_stream, server, begun)
         until(lambda: begun.is_set() or stream.done(), "stream")
         whole = pool.submit(http.post, COMPLETIONS, json=endless() | {"stream": False})
-        until(lambda: server.metrics().total("sluicegate_requests_running") == 2, "two running requests")
+        until(lambda: server.metrics().total(RUNNING) == 2, "two running requests")
         server.kill_one("Gateway")
         *rest, last = stream.result()
         assert "error" in json.loads(last) and "[DONE]" not in rest

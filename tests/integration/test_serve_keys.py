@@ -14,6 +14,8 @@ from deployments.cli.main import main
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
+HTTP = "sluicegate_http_requests_total"
+
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -31,6 +33,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory, database: str) -> Iterator[S
         f"gateway.keys.database={database}",
         f"gateway.ledger.spill_dir={spill}",
     ) as server:
+        server.until_known()
         yield server
 
 
@@ -51,12 +54,17 @@ def test_made_used_revoked_and_charged(keyed: Server, database: str, capsys: pyt
     headers = {"authorization": f"Bearer {key['secret']}"}
     assert {http.get("/v1/models", headers=headers).status_code for http in clients} == {200}
     assert {http.get("/admin/v1/keys", headers=headers).status_code for http in clients} == {403}
+    before = keyed.until_known().by_replica(HTTP, status="401")
     sluice(database, capsys, "keys", "revoke", key["id"])
 
     def refused() -> bool:
         return {http.get("/v1/models", headers=headers).status_code for http in clients} == {401}
 
-    until(refused, "refusal on every gateway")
+    def refused_by_both() -> bool:
+        counts = keyed.metrics().by_replica(HTTP, status="401") if refused() else {}
+        return sum(n > before.get(gateway, 0) for gateway, n in counts.items()) == 2
+
+    until(refused_by_both, "refusal on every gateway")
     assert all(refused() for _ in range(5))
 
     other = sluice(database, capsys, "keys", "create", "--org", "zeta")

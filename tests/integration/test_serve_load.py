@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from helpers_gateway import error_of
-from helpers_server import COMPLETIONS, MODEL, Metrics, Server, count, endless, events
+from helpers_server import COMPLETIONS, MODEL, Metrics, Server, count, endless, events, until
 
 pytestmark = pytest.mark.ray
 
@@ -17,10 +16,13 @@ POOL_TOKENS = 96 * 16
 REQUESTS, HTTP = "sluicegate_requests_total", "sluicegate_http_requests_total"
 
 
-def counting(first: int) -> dict[str, Any]:
-    """About 300 tokens to read, and the same numbers going on for 120 more."""
-    prompt = "Count: " + " ".join(f"{i}," for i in range(first, first + 60))
-    return {"model": MODEL, "prompt": prompt, "max_tokens": 120, "temperature": 0, "ignore_eos": True}
+TOKENS = 240
+
+
+def counting(*firsts: int) -> dict[str, Any]:
+    """About 300 tokens each to read, and the same numbers going on for 240 more."""
+    prompts = ["Count: " + " ".join(f"{i}," for i in range(first, first + 60)) for first in firsts]
+    return {"model": MODEL, "prompt": prompts, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
 
 
 def grown(before: Metrics, after: Metrics, name: str, **labels: str) -> float:
@@ -48,44 +50,44 @@ def test_what_can_never_fit_is_refused_with_the_numbers(tight: Server) -> None:
 
 
 def test_preempted_requests_lose_nothing(tight: Server) -> None:
-    """Four at a time outgrow the pool; each must still say what it says alone."""
+    """Four at a time outgrow the pool; each must still say what it says alone. They come in one body, so that they are
+    there at once however busy the machine is."""
     starts = [100, 200, 300, 400, 500]
     before = tight.until_idle()
-    sent: list[float] = []
+    first_s: list[float] = []
 
-    def one(first: int) -> tuple[str, dict[str, Any]]:
-        began, text, usage = time.perf_counter(), "", {}
-        body = {**counting(first), "stream": True, "stream_options": {"include_usage": True}}
+    def told(*firsts: int) -> tuple[list[str], dict[str, Any]]:
+        began, texts, usage = time.perf_counter(), [""] * len(firsts), {}
+        body = {**counting(*firsts), "stream": True, "stream_options": {"include_usage": True}}
         with tight.http() as http, http.stream("POST", COMPLETIONS, json=body) as response:
-            got = []
             for event in events(response):
-                if not got:
-                    sent.append(time.perf_counter() - began)
-                got.append(event)
-        assert got.pop() == "[DONE]"
-        for chunk in map(json.loads, got):
-            text += "".join(choice["text"] for choice in chunk["choices"])
-            usage = chunk["usage"] or usage
-        return text, usage
+                if event == "[DONE]":
+                    return texts, usage
+                chunk = json.loads(event)
+                for choice in chunk["choices"]:
+                    if not texts[choice["index"]]:
+                        first_s.append(time.perf_counter() - began)
+                    texts[choice["index"]] += choice["text"]
+                usage = chunk["usage"] or usage
+        raise AssertionError("the stream broke off")
 
-    with ThreadPoolExecutor(len(starts)) as pool:
-        together = list(pool.map(one, starts))
+    together, of_all = told(*starts)
     crowded = tight.until_idle()
-    alone = [one(first) for first in starts[:1]]
+    alone, of_one = told(*starts[:1])
     after = tight.until_idle()
 
     assert grown(before, crowded, "sluicegate_preemptions_total") > 0
-    assert [text for text, _ in together[:1]] == [text for text, _ in alone]
-    for first, (text, usage) in zip(starts, together, strict=True):
+    assert together[:1] == alone
+    for first, text in zip(starts, together, strict=True):
         going_on = " ".join(f"{i}," for i in range(first + 60, first + 80))
         assert text.strip().startswith(going_on), text
-        assert usage["completion_tokens"] == 120 and usage["prompt_tokens_details"]["cached_tokens"] < 16
-    usages = [usage for _, usage in together + alone]
+    assert of_all["completion_tokens"] == 5 * TOKENS and of_one["completion_tokens"] == TOKENS
+    assert of_all["prompt_tokens_details"]["cached_tokens"] < 16
     for name, key in (("prompt", "prompt_tokens"), ("generated", "completion_tokens")):
-        assert grown(before, after, f"sluicegate_{name}_tokens_total") == sum(u[key] for u in usages)
+        assert grown(before, after, f"sluicegate_{name}_tokens_total") == of_all[key] + of_one[key]
     # One first token each, also for those that were preempted; seen by the engine before it is seen by the client.
-    assert grown(before, after, "sluicegate_ttft_seconds_count") == len(usages)
-    assert 0 < grown(before, after, "sluicegate_ttft_seconds_sum") <= sum(sent)
+    assert grown(before, after, "sluicegate_ttft_seconds_count") == len(first_s) == 6
+    assert 0 < grown(before, after, "sluicegate_ttft_seconds_sum") <= sum(first_s)
     assert grown(before, after, "sluicegate_queue_seconds_sum") <= grown(before, after, "sluicegate_ttft_seconds_sum")
 
 
@@ -95,7 +97,7 @@ def test_every_ending_is_counted_once(tight: Server) -> None:
         for _ in range(5):
             assert http.post(COMPLETIONS, json=count()).status_code == 200
         for _ in range(5):
-            with http.stream("POST", COMPLETIONS, json=count(max_tokens=1000, ignore_eos=True, stream=True)) as r:
+            with http.stream("POST", COMPLETIONS, json=endless(n=4) | {"max_tokens": 1500}) as r:  # in turns: no room
                 got = events(r)
                 for _ in range(3):
                     next(got)
@@ -104,6 +106,7 @@ def test_every_ending_is_counted_once(tight: Server) -> None:
         error_of(http.post(COMPLETIONS, json=count(temperature=-1)), 400)
         error_of(http.post(COMPLETIONS, json=count(max_tokens="x")), 400)
         error_of(http.post(COMPLETIONS, json=count(model="some-other-model")), 404)
+    until(lambda: grown(before, tight.until_idle(), HTTP, status="499") >= 5, "five that left")
     after = tight.until_idle()
     assert grown(before, after, REQUESTS, finished_reason="length") == 6
     assert grown(before, after, REQUESTS, finished_reason="abort") == 5

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from helpers_server import COMPLETIONS, MODEL, Server, count, events, until
+from helpers_server import COMPLETIONS, MODEL, Server, asked, count, endless, events, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -50,32 +50,41 @@ def test_it_rests_ready_and_the_next_request_is_served(resting: Server) -> None:
     assert resting.ready()
     with resting.http() as http:
         assert [model["id"] for model in http.get("/v1/models").json()["data"]] == [MODEL]
-    answer = plain(resting)
-    assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 3
-    assert len(resting.processes("ModelReplica")) == 1 and pool(resting)["status"] == "up"
+    with resting.http() as http, http.stream("POST", COMPLETIONS, json=endless()) as response:
+        stream = events(response)  # it runs for as long as this is held
+        assert response.status_code == 200 and json.loads(next(stream))["choices"]
+        answer = plain(resting)
+        assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 3
+        assert len(resting.processes("ModelReplica")) == 1 and pool(resting)["status"] == "up"
 
 
 def test_several_requests_wake_it_once_and_streams_are_kept_alive(resting: Server) -> None:
     until(lambda: at_rest(resting), "pool at rest")
     assert resting.ready()
-    with ThreadPoolExecutor() as threads, resting.http() as http:
-        others = [threads.submit(plain, resting) for _ in range(4)]
-        body = count(max_tokens=3, stream=True, stream_options={"include_usage": True})
+    with ThreadPoolExecutor(8) as threads, resting.http() as http:
+        body = count(max_tokens=60, ignore_eos=True, stream=True, stream_options={"include_usage": True})
         with http.stream("POST", COMPLETIONS, json=body) as response:
-            lines = list(response.iter_lines())
+            lines = response.iter_lines()
+            assert next(lines) == ": keep-alive"  # it is being woken; the others join it
+            others = [threads.submit(plain, resting) for _ in range(4)]
+            told = [next(line for line in lines if line.startswith("data: "))]
+            assert len(resting.processes("ModelReplica")) == 1
+            told += [line for line in lines if line.startswith("data: ")]
         assert [other.result().status_code for other in others] == [200] * 4
-    told = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
-    assert lines[0] == ": keep-alive" and told[-1] == "[DONE]"
-    assert json.loads(told[-2])["usage"]["completion_tokens"] == 3
-    assert len(resting.processes("ModelReplica")) == 1
+    assert told[-1] == "data: [DONE]"
+    assert json.loads(told[-2].removeprefix("data: "))["usage"]["completion_tokens"] == 60
 
 
 def test_a_request_that_gives_up_leaves_nothing_and_the_pool_goes_to_rest_again(resting: Server) -> None:
     until(lambda: at_rest(resting), "pool at rest")
-    with resting.http() as http, pytest.raises(httpx.ReadTimeout):
-        http.post(COMPLETIONS, json=count(max_tokens=3), timeout=0.5)
-    until(lambda: pool(resting)["status"] == "up", "replica that was on its way")
-    assert [replica["streams"] for replica in pool(resting)["replicas"]] == [0]
+    with asked(resting, endless()):
+        until(lambda: resting.processes("ModelReplica"), "replica on its way")
+
+    def arrived() -> dict[str, Any] | None:
+        """Where nobody gets to look while it is up, it has left again."""
+        return found if (found := pool(resting))["status"] == "up" or at_rest(resting) else None
+
+    assert not any(replica["streams"] for replica in until(arrived, "replica that was on its way")["replicas"])
     until(lambda: at_rest(resting), "pool at rest")
     with resting.http() as http, http.stream("POST", COMPLETIONS, json=count(max_tokens=3, stream=True)) as response:
         assert list(events(response))[-1] == "[DONE]"

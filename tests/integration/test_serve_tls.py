@@ -18,6 +18,7 @@ import pytest
 from helpers_server import CHAT, COMPLETIONS, KEY, MODEL, ROOT, SLUICE, WAIT_S, events, until
 from helpers_tls import Pair, self_signed
 
+from deployments.cli.local_ray import free_port
 from load_tests.processes import end_with_parent
 
 pytestmark = pytest.mark.ray
@@ -33,9 +34,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 @pytest.fixture(scope="module")
 def base(pair: Pair) -> Iterator[str]:
     """The address that the ready line says. The engine computes nothing: this is about what is around it."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = free_port()
     settings = {"http.ssl_certfile": pair.cert, "http.ssl_keyfile": pair.key, "engine.executor": "stand_in"}
     settings |= {"engine.stand_in_step_ms": 20, "gateway.send_timeout_s": 1}
     sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
@@ -111,14 +110,17 @@ def test_a_client_that_reads_nothing_loses_its_seat(base: str, pair: Pair) -> No
         client(base, pair) as http,
     ):
 
-        def running() -> float:
-            text = http.get("/metrics").text
-            return sum(map(float, re.findall(r"^sluicegate_requests_(?:running|waiting)\S* (\S+)", text, re.MULTILINE)))
+        def total(name: str) -> float:
+            found = re.findall(rf"^sluicegate_{name}\S* (\S+)", http.get("/metrics").text, re.MULTILINE)
+            return sum(map(float, found))
+
+        aborted = 'requests_total{finished_reason="abort"'
+        before = total(aborted)
 
         head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {len(body)}"
         sock.sendall(f"{head}\r\nContent-Type: application/json\r\n\r\n".encode() + body)
-        until(running, "running request")
-        until(lambda: not running(), "end of it")
+        until(lambda: total(aborted) > before, "end of it")
+        until(lambda: not total("requests_running") + total("requests_waiting"), "free seats")
 
 
 def _chat(**more: object) -> Any:

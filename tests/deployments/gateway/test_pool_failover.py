@@ -21,7 +21,7 @@ from deployments.gateway.origin import Origin
 from deployments.gateway.places import Ask
 from deployments.gateway.pool import Pool
 from deployments.gateway.pool_place import PoolPlace
-from deployments.replica_info import Address, Load, ReplicaInfo
+from deployments.replica_info import Address, Duty, Load, ReplicaInfo
 from deployments.router.plan import RoutePlan
 from deployments.router.policies import POLICIES
 from deployments.router.table import Limits
@@ -72,12 +72,20 @@ class Serve:
     """What Serve says of the pool."""
 
     replicas: list[Replica] = field(default_factory=list)
+    open: asyncio.Event | None = None
+
+    def gate(self) -> asyncio.Event:
+        """Until it is set, Serve says nothing."""
+        self.open = asyncio.Event()
+        return self.open
 
     def broadcast(self, method: str) -> Serve:
         assert method == "describe"
         return self
 
     async def results_async(self, **_: Any) -> list[ReplicaInfo]:
+        if self.open is not None:
+            await self.open.wait()
         return [replica.info for replica in self.replicas]
 
 
@@ -192,6 +200,33 @@ async def test_nobody_waits_for_a_replica_that_was_taken_out(how: str) -> None:
             await a.stop()
         with pytest.raises(ReplicaLostError):
             await running
+
+
+@pytest.mark.parametrize("told", ["before", "by the refusal"])
+async def test_a_new_request_waits_for_the_successor_that_is_there_already(told: str) -> None:
+    """As in a rolling update whose news of the new replica comes later than that of the old one's end."""
+    async with bench("a") as b:
+        [a] = b.serve.replicas
+        right = await b.run(request(1))
+        asked = b.serve.gate()
+        a.server._stand(Duty.LEAVING)
+        if told == "before":
+            await b.until(lambda: b.usable() == 0)
+        running = asyncio.create_task(b.run(request(1)))
+        await b.until(lambda: b.usable() == 0)
+        b.serve.replicas[:] = [await Replica.start("b")]
+        assert not running.done()
+        asked.set()
+        assert await running == right and b.serve.replicas[0].engine.stats().generated_tokens == 40
+
+
+async def test_a_new_request_is_refused_once_there_is_no_successor() -> None:
+    async with bench("a") as b:
+        b.serve.replicas[0].server._stand(Duty.LEAVING)
+        await b.until(lambda: b.usable() == 0)
+        with pytest.raises(ModelUnavailableError):
+            await b.run(request(1))
+        assert b.usable() == 0 and not b.pool.succeeding
 
 
 async def test_a_replica_out_of_rotation_lets_streams_end_or_sends_them_on() -> None:

@@ -55,7 +55,7 @@ async def test_upstreams_alone_are_ready_and_serve(monkeypatch: pytest.MonkeyPat
     tasks = asyncio.all_tasks()
     backend = ServeBackend(served, (), (CONFIG,), Router(), {}, None)  # type: ignore[arg-type]
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not await backend.ready():
                 await asyncio.sleep(0.001)
         assert [(m.id, m.max_model_len, m.owned_by) for m in backend.models().values()] == [("far", 100, "far")]

@@ -24,7 +24,7 @@ EVENTS = [(b"content-type", b"text/event-stream")]
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
 

@@ -143,7 +143,7 @@ async def test_a_stream_that_stalls_fails_alone_and_is_reset(there: Any) -> None
         if body["messages"][0]["content"] != "stalls":
             ticking.add(asyncio.create_task(tick(link, stream)))
 
-    async with there(handler, idle_s=1.0) as (upstream, server):
+    async with there(handler, idle_s=3.0) as (upstream, server):
         kept = asyncio.create_task(text_of(upstream, "kept"))
         with pytest.raises(UpstreamSlowError):
             await text_of(upstream, "stalls")
