@@ -22,10 +22,14 @@ _LIMIT_S = 1200  # of a test with the start of its server: each of its waits may
 _KEPT = 2  # servers at a time: even an idle one costs a twentieth of a core and 2 GiB
 
 
+_TRIES = 2  # a dozen processes on a machine that others use: what fails may run once more, and both are reported
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.timeout(_LIMIT_S))
+            item.add_marker(pytest.mark.flaky(reruns=_TRIES - 1))
 
 
 class _Servers:
@@ -35,20 +39,20 @@ class _Servers:
         self._logs = logs.mktemp("servers")
         self._running: dict[tuple[str, ...], Server] = {}
         self._started = 0
-        self._broken: BaseException | None = None
+        self._broken: list[BaseException] = []
 
     def get(self, *settings: str) -> Server:
         server = self._running.pop(settings, None)
         if server is None or server.process.poll() is not None:
-            if self._broken is not None:
-                pytest.fail(f"a server has not started before: {self._broken}", pytrace=False)
+            if len(self._broken) >= _TRIES:
+                pytest.fail(f"servers have not started before: {self._broken[-1]}", pytrace=False)
             while len(self._running) >= _KEPT:
                 self._running.pop(next(iter(self._running))).end()
             self._started += 1
             try:
                 server = Server.start(self._logs / f"{self._started}.log", *settings)
             except BaseException as error:
-                self._broken = error
+                self._broken.append(error)
                 raise
         self._running[settings] = server
         server.until_known()
