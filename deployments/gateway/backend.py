@@ -62,7 +62,7 @@ class Backend(Protocol):
         """Why none of its replicas takes requests, when that is so. Raises KeyError."""
 
     async def pools(self) -> Mapping[str, Sequence[ReplicaState]]:
-        """Every pool with those of its replicas that answer in time, by id."""
+        """Every pool with those of its replicas that answer, by id. Raises ApiError 503 when one does not in time."""
 
     async def drain(self, pool: str, replica_id: str | None, within_s: float | None) -> Sequence[ReplicaState]:
         """Takes a replica, or all that a pool has, out of rotation, for all gateways: no new requests. What still runs

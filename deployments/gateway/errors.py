@@ -138,6 +138,11 @@ def cut_short() -> ApiError:
     return _unavailable("The server stopped working on this request before it was complete.", SERVER, None, 1.0)
 
 
+def replica_silent(pool: str, within_s: float) -> ApiError:
+    text = f"A replica of '{pool}' did not answer within {within_s:g} seconds. Please retry."
+    return _unavailable(text, "service_unavailable_error", None, 1.0)
+
+
 def _unavailable(message: str, type: str, code: str | None, retry_after_s: float) -> ApiError:
     seconds = min(max(retry_after_s, 0.001), _MAX_RETRY_AFTER_S)
     headers = {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}

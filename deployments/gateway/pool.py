@@ -16,6 +16,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.channel.client import ChannelClient
 from deployments.gateway.cold_start import ColdStart
+from deployments.gateway.errors import replica_silent
 from deployments.replica_info import Duty, ReplicaInfo, ReplicaState, Vacancy
 from deployments.router.backlog import ReplicaBacklog, ServiceRate
 from deployments.router.policies.base import Policy, ReplicaView, RouteHint
@@ -173,7 +174,7 @@ class Pool:
                 )
 
     async def states(self) -> list[ReplicaState]:
-        """Of all replicas that answer in time, by id."""
+        """Of all replicas that answer, by id. Raises ApiError 503 when one does not in time."""
         return await self._call("state")
 
     async def drain(self, replica_id: str | None, within_s: float | None) -> list[ReplicaState]:
@@ -190,6 +191,8 @@ class Pool:
             answers = await call.results_async(timeout_s=_PATIENCE_S, return_exceptions=True)
         except DeploymentUnavailableError:
             return []
+        except TimeoutError:  # Serve then gives no answer of any
+            raise replica_silent(self.name, _PATIENCE_S) from None
         return sorted((a for a in answers if isinstance(a, ReplicaState)), key=lambda state: state.replica_id)
 
     async def _ask(self) -> None:

@@ -16,7 +16,7 @@ from helpers_gateway import demo_text
 from deployments.channel.server import ChannelServer
 from deployments.gateway import pool as pool_module
 from deployments.gateway.dispatch import Dispatcher
-from deployments.gateway.errors import ModelUnavailableError, OverloadedError, ReplicaLostError
+from deployments.gateway.errors import ApiError, ModelUnavailableError, OverloadedError, ReplicaLostError
 from deployments.gateway.origin import Origin
 from deployments.gateway.places import Ask
 from deployments.gateway.pool import Pool
@@ -352,3 +352,21 @@ async def test_long_prompts_are_looked_at_in_pieces_and_only_where_somebody_look
         b.serve.replicas[0].server.take_out(None)
         await b.until(lambda: b.usable() == 1)
         assert await b.place._chain([long]) == []  # no choice to be made
+
+
+class _Silent:
+    """Serve, when one replica of the pool does not answer."""
+
+    def broadcast(self, method: str) -> _Silent:
+        return self
+
+    async def results_async(self, **_: Any) -> list[Any]:
+        raise TimeoutError
+
+
+async def test_who_asks_for_states_is_told_of_a_silent_replica() -> None:
+    policy = POLICIES.get("least_loaded")()
+    pool = Pool("llama", _Silent(), policy, lambda info: None, random.Random(1), 16)  # type: ignore[arg-type]
+    with pytest.raises(ApiError, match="'llama' did not answer within 10 seconds") as caught:
+        await pool.states()
+    assert caught.value.status == 503 and caught.value.headers["retry-after"] == "1"
