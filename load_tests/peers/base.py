@@ -72,7 +72,7 @@ PEERS: Registry[Peer] = Registry(
         "transformers": "load_tests.peers.hf:Transformers",
     },
 )
-DEFAULT = ("sluicegate", "sluicegate-q4", "vllm", "llamacpp", "llamacpp-bf16")
+DEFAULT = ("sluicegate", "sluicegate-q4", "sluicegate-q4-exact", "vllm", "llamacpp", "llamacpp-bf16")
 FOLDERS = {"vllm-2c": "vllm", "llamacpp-bf16": "llamacpp"}
 """Engines that use another's directory."""
 
