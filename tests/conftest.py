@@ -15,6 +15,18 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
+# Tests with sockets, processes and clocks of their own, on a machine that others use: one that fails may run once more,
+# at most two of the whole suite, and both runs are reported. What is pure gets no second try.
+_REAL = ("deployments", "integration", "load_tests")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tests = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(tests).parts[0] in _REAL:
+            item.add_marker(pytest.mark.flaky(reruns=1))
+
+
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
     """The demo model's GGUF file. `make install` brings it; its absence is an error, not a skip."""

@@ -22,14 +22,13 @@ _LIMIT_S = 1200  # of a test with the start of its server: each of its waits may
 _KEPT = 2  # servers at a time: even an idle one costs a twentieth of a core and 2 GiB
 
 
-_TRIES = 2  # a dozen processes on a machine that others use: what fails may run once more, and both are reported
+_TRIES = 2  # of starting servers
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.timeout(_LIMIT_S))
-            item.add_marker(pytest.mark.flaky(reruns=_TRIES - 1))
 
 
 class _Servers:

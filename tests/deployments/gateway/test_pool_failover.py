@@ -172,8 +172,9 @@ async def test_a_stream_waits_for_the_successor_of_the_only_replica() -> None:
         running = asyncio.create_task(b.run(request(1, max_tokens=300)))
         [a] = b.serve.replicas
         await b.until(lambda: a.engine.stats().running > 0 and a.engine.stats().generated_tokens > 310)
-        b.serve.replicas.clear()
         a.kill()
+        await b.until(lambda: not b.pool.up)  # else it looks as if Serve had taken it out
+        b.serve.replicas.clear()
         await b.until(lambda: not b.pool._members)
         with pytest.raises(ModelUnavailableError):
             await b.run(request(2))  # nobody has got anything of this one: its client may ask again
