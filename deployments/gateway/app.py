@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from functools import cached_property
 from typing import Any, NoReturn
 
 import orjson
@@ -161,7 +162,11 @@ class _Info:
         return _json({"status": "ready" if ready else "not ready"}, 200 if ready else 503)
 
     async def openapi(self, _: Request) -> Response:
-        return _json(document(self._operations, ("/metrics",) if self._public_metrics else ()))
+        return _json(self._document)
+
+    @cached_property
+    def _document(self) -> dict[str, Any]:
+        return document(self._operations, ("/metrics",) if self._public_metrics else ())
 
     async def metrics(self, request: Request) -> Response:
         if not self._public_metrics:

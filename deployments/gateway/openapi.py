@@ -98,11 +98,12 @@ def document(operations: Sequence[Operation], keyless: Collection[str] = ()) -> 
     operations = [replace(o, keyed=False) if o.path in keyless else o for o in operations]
     types = dict.fromkeys(kind for operation in operations for kind in _types(operation))
     adapters = [(kind, "validation", TypeAdapter(kind)) for kind in types]
-    found, shared = TypeAdapter.json_schemas(adapters, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+    found, rest = TypeAdapter.json_schemas(adapters, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+    shared: Schema = _plain(rest.get("$defs", {}))
     schemas = {kind: _plain(schema) for (kind, _), schema in found.items()}
     paths: Schema = {}
     for operation in operations:
-        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, schemas)
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, schemas, shared)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -112,7 +113,7 @@ def document(operations: Sequence[Operation], keyless: Collection[str] = ()) -> 
         },
         "paths": paths,
         "components": {
-            "schemas": _plain(shared.get("$defs", {})),
+            "schemas": shared,
             "headers": _HEADERS,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
@@ -125,7 +126,7 @@ def _types(operation: Operation) -> Iterator[Any]:
     yield from (kind for kind in operation.answers.values() if kind not in (None, str))
 
 
-def _operation(operation: Operation, schemas: Mapping[Any, Schema]) -> Schema:
+def _operation(operation: Operation, schemas: Mapping[Any, Schema], shared: Mapping[str, Schema]) -> Schema:
     described: Schema = {
         "operationId": _operation_id(operation),
         "summary": operation.summary,
@@ -146,8 +147,9 @@ def _operation(operation: Operation, schemas: Mapping[Any, Schema]) -> Schema:
     if parameters:
         described["parameters"] = parameters
     if operation.body is not None:
-        needed = bool(TypeAdapter(operation.body).json_schema().get("required"))
-        described["requestBody"] = {"required": needed, "content": {_JSON: {"schema": schemas[operation.body]}}}
+        schema = schemas[operation.body]
+        needed = bool(shared.get(schema.get("$ref", "").rpartition("/")[2], schema).get("required"))
+        described["requestBody"] = {"required": needed, "content": {_JSON: {"schema": schema}}}
     return described
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.attention.base import AttentionShape
 from engine.attention.kv_codec import decode, encode
 from engine.kernels.base import Kernels
+from engine.kernels.reference import capped
 from engine.kv.storage import SCALED_DTYPES, LayerKV
 from engine.runner.batch import ForwardBatch
 from engine.select import Needs
@@ -135,11 +136,6 @@ class TorchPaged:
                 scores.masked_fill_(hidden[:, :, at : at + size], -torch.inf)
             out.append(scores.softmax(-1).to(q.dtype) @ values)
         return torch.cat(out, 2)
-
-
-def capped(scores: Tensor, softcap: float) -> Tensor:
-    """In place."""
-    return scores.div_(softcap).tanh_().mul_(softcap)
 
 
 def store(k: Tensor, v: Tensor, kv: LayerKV, slots: Tensor) -> None:

@@ -4,12 +4,13 @@ there are, to the bit. Libraries choose how to sum by the shape of the whole."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from engine.kernels.reference import TorchKernels
+from engine.kernels.reference import TorchKernels, capped
 from engine.select import Needs
 
 _SERIAL = 1 << 15  # elements: torch shares out larger ops among threads, and cuts rows in doing so
@@ -56,7 +57,7 @@ class FixedKernels(TorchKernels):
         return in_tiles(super().gelu_mul, x, _rows_of(x))
 
     def softcap(self, x: Tensor, cap: float) -> None:
-        x.copy_(in_tiles(lambda tile: tile.div_(cap).tanh_().mul_(cap), x, _rows_of(x)))
+        x.copy_(in_tiles(partial(capped, cap=cap), x, _rows_of(x)))
 
 
 def _rows_of(x: Tensor) -> int:

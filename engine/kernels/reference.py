@@ -46,7 +46,12 @@ class TorchKernels:
         x.mul_(factor)
 
     def softcap(self, x: Tensor, cap: float) -> None:
-        x.div_(cap).tanh_().mul_(cap)
+        capped(x, cap)
+
+
+def capped(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap), in place."""
+    return x.div_(cap).tanh_().mul_(cap)
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import orjson
 from autoscaling.traces.trace import Trace, load_trace
 from load_tests.autoscale.real import Measured, Running, measure, running, serve_config
 from load_tests.autoscale.traffic import within, write_trace
-from load_tests.autoscale.validate import Comparison, markdown, predict, seen
+from load_tests.autoscale.validate import Comparison, comparison, for_real, markdown, predict
 from load_tests.client import Endpoint
 from load_tests.errors import LoadError
 from load_tests.outcome import Outcome
@@ -62,12 +62,7 @@ def one_to_two(seconds: float, seed: int, repeat: int, say: Callable[[str], None
         trace = step_trace(known, seconds, seed)
         file = folder / "trace.csv"
         write_trace(trace, file)
-        runs = []
-        for i in range(repeat):
-            say(f"{len(trace)} requests in {trace.duration_s:.0f} s, {i + 1} of {repeat}")
-            runs.append(measure(trace, known, POLICY, folder, say, ENGINE))
-            if not runs[-1].ttft_s:
-                raise LoadError(f"no request was answered: {runs[-1].failed[:1]}")
+        runs = for_real(trace, repeat, say, lambda: measure(trace, known, POLICY, folder, say, ENGINE))
         result = compared(trace, load_trace(file), known, runs)
     changes = [", ".join(f"{d['from']} to {d['to']} ({d['why']})" for d in run.decisions) or "none" for run in runs]
     began = ", ".join(f"{s:.1f} s" for run in runs for s in run.startups_s) or "never"
@@ -84,17 +79,7 @@ def one_to_two(seconds: float, seed: int, repeat: int, say: Callable[[str], None
 def compared(trace: Trace, played: Trace, known: Mapping[str, Any], runs: Sequence[Measured]) -> Comparison:
     startups_s = [run.startup_s or POLICY["params"]["startup_s"] for run in runs]
     predicted = [predict(played, run.overhead_s, s, known, POLICY) for run, s in zip(runs, startups_s, strict=True)]
-    return Comparison(
-        trace.name,
-        trace.notes,
-        len(trace),
-        sum(len(run.failed) for run in runs),
-        float(np.mean([run.overhead_s for run in runs])),
-        float(np.mean(startups_s)),
-        sum(run.cpu_s for run in runs) / trace.duration_s / len(runs),
-        tuple(seen(run, len(trace), POLICY) for run in runs),
-        tuple(figures for seeds in predicted for figures in seeds),
-    )
+    return comparison(trace, runs, float(np.mean(startups_s)), predicted, POLICY)
 
 
 def calibrate(folder: Path, say: Callable[[str], None]) -> Mapping[str, Any]:

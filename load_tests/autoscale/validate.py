@@ -104,15 +104,33 @@ def _one(trace: Trace, repeat: int, say: Callable[[str], None]) -> Comparison:
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "trace.csv"
         write_trace(trace, file)
-        played, runs = load_trace(file), []
-        for i in range(repeat):
-            say(f"{trace.name}: {len(trace)} requests in {trace.duration_s:.0f} s, for real, {i + 1} of {repeat}")
-            runs.append(measure(trace, PROFILE, POLICY, Path(name), say))
-            if not runs[-1].ttft_s:
-                raise LoadError(f"{trace.name}: no request was answered: {runs[-1].failed[:1]}")
+        played = load_trace(file)
+        runs = for_real(trace, repeat, say, lambda: measure(trace, PROFILE, POLICY, Path(name), say))
     startups_s = [s for run in runs for s in run.startups_s] or [POLICY["params"]["startup_s"]]
     startup_s = float(np.mean(startups_s))
     predicted = [predict(played, run.overhead_s, startup_s, startups_s=run.startups_s) for run in runs]
+    return comparison(trace, runs, startup_s, predicted, POLICY)
+
+
+def for_real(trace: Trace, repeat: int, say: Callable[[str], None], run: Callable[[], Measured]) -> list[Measured]:
+    """What `run` gives, so many times. Raises LoadError when nothing was answered."""
+    runs = []
+    for i in range(repeat):
+        say(f"{trace.name}: {len(trace)} requests in {trace.duration_s:.0f} s, for real, {i + 1} of {repeat}")
+        runs.append(run())
+        if not runs[-1].ttft_s:
+            raise LoadError(f"{trace.name}: no request was answered: {runs[-1].failed[:1]}")
+    return runs
+
+
+def comparison(
+    trace: Trace,
+    runs: Sequence[Measured],
+    startup_s: float,
+    predicted: Sequence[Sequence[Figures]],
+    policy: Mapping[str, Any],
+) -> Comparison:
+    """`predicted`: of each run, with several seeds. `startup_s`: the mean."""
     return Comparison(
         trace.name,
         trace.notes,
@@ -120,8 +138,8 @@ def _one(trace: Trace, repeat: int, say: Callable[[str], None]) -> Comparison:
         sum(len(run.failed) for run in runs),
         float(np.mean([run.overhead_s for run in runs])),
         startup_s,
-        sum(run.cpu_s for run in runs) / trace.duration_s / repeat,
-        tuple(seen(run, len(trace)) for run in runs),
+        sum(run.cpu_s for run in runs) / trace.duration_s / len(runs),
+        tuple(seen(run, len(trace), policy) for run in runs),
         tuple(figures for seeds in predicted for figures in seeds),
     )
 

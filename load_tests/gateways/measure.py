@@ -115,9 +115,10 @@ async def _loaded(origin: Origin, data: bytes, effort: Effort) -> tuple[list[_An
     until = began + effort.loaded_s
 
     async def one() -> None:
-        answers.append(await _ask(origin, data))
-        while time.perf_counter() < until:
+        while True:
             answers.append(await _ask(origin, data))
+            if time.perf_counter() >= until:
+                return
 
     await asyncio.gather(*(one() for _ in range(effort.concurrency)))
     return answers, time.perf_counter() - began

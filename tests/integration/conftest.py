@@ -20,8 +20,6 @@ _TIGHT = (
 
 _LIMIT_S = 1200  # of a test with the start of its server: each of its waits may take two minutes on a busy machine
 _KEPT = 2  # servers at a time: even an idle one costs a twentieth of a core and 2 GiB
-
-
 _TRIES = 2  # of starting servers
 
 

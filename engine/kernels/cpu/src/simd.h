@@ -11,9 +11,12 @@
 
 namespace sluice {
 
-// e^x for x in [-87, 88], clamped outside; exactly 1 at 0. Relative error below 2e-7.
-inline V exp(V x) {
-    x = min(splat(88.0f), max(splat(-87.0f), x));  // this order lets NaN through
+// e^x = (1 + p r) 2^n, with |r| at most ln(2) / 2.
+struct ExpParts {
+    V p, r, n;
+};
+
+inline ExpParts exp_parts(V x) {
     const V n = round(mul(x, splat(1.44269504f)));
     V r = fma(n, splat(-0.693359375f), x);  // ln 2 in two parts
     r = fma(n, splat(2.12194440e-4f), r);
@@ -24,23 +27,19 @@ inline V exp(V x) {
     p = fma(p, r, splat(1.0f / 6));
     p = fma(p, r, splat(0.5f));
     p = fma(p, r, splat(1.0f));
-    p = fma(p, r, splat(1.0f));
-    return mul(p, power_of_two(n));
+    return {p, r, n};
+}
+
+// e^x for x in [-87, 88], clamped outside; exactly 1 at 0. Relative error below 2e-7.
+inline V exp(V x) {
+    const auto [p, r, n] = exp_parts(min(splat(88.0f), max(splat(-87.0f), x)));  // this order lets NaN through
+    return mul(fma(p, r, splat(1.0f)), power_of_two(n));
 }
 
 // tanh(x), by way of e^2x - 1, which keeps its digits near 0. Relative error below 4e-7.
 inline V tanh(V x) {
     x = min(splat(44.0f), max(splat(-43.5f), x));  // as exp(2x) needs it
-    const V twice = add(x, x), n = round(mul(twice, splat(1.44269504f)));
-    V r = fma(n, splat(-0.693359375f), twice);
-    r = fma(n, splat(2.12194440e-4f), r);
-    V p = splat(1.0f / 5040);
-    p = fma(p, r, splat(1.0f / 720));
-    p = fma(p, r, splat(1.0f / 120));
-    p = fma(p, r, splat(1.0f / 24));
-    p = fma(p, r, splat(1.0f / 6));
-    p = fma(p, r, splat(0.5f));
-    p = fma(p, r, splat(1.0f));
+    const auto [p, r, n] = exp_parts(add(x, x));
     const V whole = power_of_two(n), e = fma(mul(p, r), whole, sub(whole, splat(1.0f)));  // e^2x - 1
     return div(e, add(e, splat(2.0f)));
 }
