@@ -10,13 +10,13 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
-from deployments.config import ModelConfig, ServeConfig
-from deployments.gateway.deployment import Gateway
+from deployments.api.deployment import Gateway
+from deployments.config.application import ModelConfig, ServeConfig
 from deployments.limits.actor import LimitHub
-from deployments.pins import Pin, pins_of
-from deployments.replica import ModelReplica
-from deployments.router.router import ModelRouter
-from deployments.serve_flags import replica_env
+from deployments.ray_serve.flags import replica_env
+from deployments.replica.deployment import ModelReplica
+from deployments.replica.pins import Pin, pins_of
+from deployments.routing.router import ModelRouter
 
 
 def build(config: ServeConfig) -> Application:

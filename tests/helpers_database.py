@@ -17,7 +17,7 @@ from pwd import getpwall
 import pytest
 import sqlalchemy as sa
 
-from deployments.keys.database import database_url
+from deployments.accounts.database import database_url
 from load_tests.processes import end_with_parent
 
 KINDS = ["sqlite", "postgres"]

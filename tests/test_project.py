@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from deployments.cli.main import main, parser
-from deployments.serve_file import BUILDER, ServeFile
+from deployments.config.serve_file import BUILDER, ServeFile
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted(p for p in (ROOT / "cluster_configs").glob("*.yaml") if p.name != "tls.yaml")  # needs your own files
@@ -96,9 +96,9 @@ def test_no_module_reaches_up() -> None:
     shared |= {"autoscaling.traces.generators", "autoscaling.traces.trace"}
     shared |= {"autoscaling.simulator.run", "autoscaling.report.summary"}  # what validates the simulator runs it
     shared |= {"autoscaling.service_model", "autoscaling.spec"}
-    shared |= {"deployments.router.policies", "deployments.router.policies.base"}  # simulated as they are
-    shared |= {"deployments.router.prefixes", "deployments.replica_info"}
-    shared |= {"deployments.router.plan", "deployments.router.table"}
+    shared |= {"deployments.routing.policies", "deployments.routing.policies.base"}  # simulated as they are
+    shared |= {"deployments.routing.prefixes", "deployments.replica.info"}
+    shared |= {"deployments.routing.plan", "deployments.routing.table"}
     for package, forbidden in above.items():
         for path in files(package):
             assert not forbidden & {name.split(".")[0] for name in set(imports(path)) - shared}, relative(path)

@@ -20,7 +20,7 @@ BUCKETS_PER_S = 5
 NUM_BUCKETS = int(WINDOW_S) * BUCKETS_PER_S
 NUM_ITL = 128  # steps with decodes that the ITL percentile is of
 RATE_DECAY = 0.98  # per step, of the prefill rate
-TOKENS_PER_REQUEST = 128  # what a request weighs beside its prompt tokens, as in deployments.router.policies.work
+TOKENS_PER_REQUEST = 128  # what a request weighs beside its prompt tokens, as in deployments.routing.policies.work
 MASK64 = (1 << 64) - 1
 
 

@@ -13,7 +13,7 @@ from deployments.channel.frames import FrameError, Message
 from deployments.channel.messages import SCHEMA, WINDOW, Kind, to_load, unpack_deltas
 from deployments.channel.prefix_news import split
 from deployments.channel.proven import CallingLink
-from deployments.replica_info import Address, Duty, Load
+from deployments.replica.info import Address, Duty, Load
 from engine.streams import merged
 from engine.types import GenerateRequest, TokenDelta
 

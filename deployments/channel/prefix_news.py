@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from deployments.router.prefixes import KEY_BYTES
+from deployments.routing.prefixes import KEY_BYTES
 
 
 class PrefixNews:

@@ -13,7 +13,7 @@ from deployments.channel.messages import SCHEMA, WINDOW, Kind, to_request
 from deployments.channel.outgoing import OpenStream, Outgoing
 from deployments.channel.prefix_news import PrefixNews
 from deployments.channel.proven import ListeningLink
-from deployments.replica_info import Duty, Load
+from deployments.replica.info import Duty, Load
 from engine.async_engine import AsyncEngine
 from engine.errors import EngineError, QueueFullError
 from engine.streams import Stream

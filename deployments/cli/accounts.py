@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from deployments.cli.config_file import CommandError, gateway_of, mapping, read_application
 
 if TYPE_CHECKING:
-    from deployments.keys.database import Database
+    from deployments.accounts.database import Database
 
 DEFAULT_CONFIG = "cluster_configs/local-cpu.yaml"
 
@@ -38,8 +38,8 @@ def add_database(p: argparse.ArgumentParser) -> None:
 
 def run_with(args: argparse.Namespace, work: Callable[[Command], None]) -> int:
     """`work` with the database that `args` name, its schema up to date."""
-    from deployments.keys.database import Database, DatabaseUrlError
-    from deployments.keys.records import AccountError, DatabaseDownError
+    from deployments.accounts.database import Database, DatabaseUrlError
+    from deployments.accounts.records import AccountError, DatabaseDownError
 
     try:
         setting, tiers = _place(args)

@@ -13,7 +13,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from deployments.serve_file import ConfigFileError, ServeFile
+    from deployments.config.serve_file import ConfigFileError, ServeFile
 
     status = 0
     for path in args.files:

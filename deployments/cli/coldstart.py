@@ -70,7 +70,7 @@ def _engine_settings(args: argparse.Namespace) -> dict[str, Any]:
         raise ValueError("give either MODEL or --config")
     if args.model is not None:
         return {"model": args.model}
-    from deployments.serve_file import ServeFile
+    from deployments.config.serve_file import ServeFile
 
     file = ServeFile.load(args.config)
     if not file.config.models:
@@ -82,7 +82,7 @@ def _engine_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def _round(engine: Mapping[str, Any]) -> dict[str, float]:
     """One start. Raises RuntimeError with what the process said."""
-    from deployments.serve_flags import replica_env, serve_env
+    from deployments.ray_serve.flags import replica_env, serve_env
 
     code = "from deployments.cli.coldstart import replica; replica()"
     began = time.time()
@@ -110,7 +110,7 @@ def replica() -> None:
     with clock("torch"):
         import torch  # noqa: F401
     with clock("imports"):
-        import deployments.replica  # noqa: F401
+        import deployments.replica.deployment  # noqa: F401
         from engine.config import EngineConfig
         from engine.engine import Engine
         from engine.executor import rank

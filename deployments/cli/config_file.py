@@ -13,7 +13,7 @@ class CommandError(Exception):
 
 def read_application(path: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """The file, and the application in it that is ours; empty when there is none. Raises CommandError."""
-    from deployments.serve_file import BUILDER, ConfigFileError, read_yaml
+    from deployments.config.serve_file import BUILDER, ConfigFileError, read_yaml
 
     try:
         raw = read_yaml(path)

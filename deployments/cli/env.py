@@ -6,7 +6,7 @@ import argparse
 import shlex
 from typing import Any
 
-from deployments.serve_flags import cluster_env
+from deployments.ray_serve.flags import cluster_env
 
 
 def add(commands: Any) -> None:

@@ -46,8 +46,8 @@ def _action(actions: Any, name: str, work: Any, text: str) -> argparse.ArgumentP
 
 
 def _create(command: Command) -> None:
-    from deployments.keys.records import USUAL_SCOPES, NewKey
-    from deployments.keys.store import KeyStore
+    from deployments.accounts.key_store import KeyStore
+    from deployments.accounts.records import USUAL_SCOPES, NewKey
 
     args = command.args
     if command.tiers and args.tier not in (*command.tiers, "default"):
@@ -66,7 +66,7 @@ def _create(command: Command) -> None:
 
 
 def _list(command: Command) -> None:
-    from deployments.keys.store import KeyStore
+    from deployments.accounts.key_store import KeyStore
 
     keys = [key.public(time.time()) for key in KeyStore(command.database).list(command.args.org)]
     if command.args.json:
@@ -82,15 +82,15 @@ def _list(command: Command) -> None:
 
 
 def _revoke(command: Command) -> None:
-    from deployments.keys.store import KeyStore
+    from deployments.accounts.key_store import KeyStore
 
     key = KeyStore(command.database).revoke(command.args.key_id, _actor()).public(time.time())
     print(json.dumps(key, indent=2) if command.args.json else f"{key['id']} is revoked")
 
 
 def _rotate(command: Command) -> None:
-    from deployments.keys.store import KeyStore
-    from deployments.keys.when import duration_s
+    from deployments.accounts.key_store import KeyStore
+    from deployments.accounts.periods import duration_s
 
     try:
         grace_s = duration_s(command.args.grace)
@@ -124,7 +124,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 def _when(text: str) -> float:
-    from deployments.keys.when import duration_s, moment
+    from deployments.accounts.periods import duration_s, moment
 
     try:
         return time.time() + duration_s(text)
@@ -138,6 +138,6 @@ def _when(text: str) -> float:
 
 
 def _actor() -> Any:
-    from deployments.keys.records import Actor
+    from deployments.accounts.records import Actor
 
     return Actor(f"cli:{getpass.getuser()}")

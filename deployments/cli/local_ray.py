@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.cli import processes
-from deployments.serve_flags import haproxy_env, serve_env
+from deployments.ray_serve.flags import haproxy_env, serve_env
 
 _PREFIX = "sluice-"  # short: paths of unix sockets below it must stay under 107 bytes
 _OBJECT_STORE_BYTES = 100 * 2**20  # requests and tokens travel by gRPC, not through the object store

@@ -63,8 +63,8 @@ def call(client: httpx.Client, method: str, path: str, body: dict[str, Any] | No
 def _admin_key(keys: Any) -> str | None:
     from pydantic import ValidationError
 
-    from deployments.gateway.auth import secret_of
-    from deployments.gateway.config import StaticKey
+    from deployments.accounts.auth import secret_of
+    from deployments.config.gateway import StaticKey
 
     for entry in keys if isinstance(keys, list) else ():
         try:

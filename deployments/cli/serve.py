@@ -21,7 +21,7 @@ from deployments.cli.local_ray import LocalRay, StartError, remove_stale, set_en
 from deployments.cli.supervise import STOP, supervised
 
 if TYPE_CHECKING:
-    from deployments.serve_file import ServeFile
+    from deployments.config.serve_file import ServeFile
 
 _DRAIN_S = 30.0  # at most, and no longer than a replica may take
 _SAY_EVERY_S = 5.0
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _serve(args: argparse.Namespace) -> int:
     set_environment()
-    from deployments.serve_file import ConfigFileError
+    from deployments.config.serve_file import ConfigFileError
 
     try:
         file = _load(args)
@@ -108,7 +108,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 def _load(args: argparse.Namespace) -> ServeFile:
     """Raises ConfigFileError."""
-    from deployments.serve_file import ServeFile
+    from deployments.config.serve_file import ServeFile
 
     extra = []
     if args.port is not None:
@@ -128,8 +128,8 @@ def _load(args: argparse.Namespace) -> ServeFile:
 
 def _first_key(file: ServeFile) -> str | None:
     """A key that will be let in. Raises ConfigFileError for one the gateway would refuse to start with."""
-    from deployments.gateway.auth import secret_of
-    from deployments.serve_file import ConfigFileError
+    from deployments.accounts.auth import secret_of
+    from deployments.config.serve_file import ConfigFileError
 
     try:
         keys = [(secret_of(key), key) for key in file.config.gateway.api_keys]
@@ -145,8 +145,8 @@ def _keyed(file: ServeFile) -> bool:
 
 def _need_database(file: ServeFile) -> None:
     """Raises ConfigFileError when the key database is not one that can be opened."""
-    from deployments.keys.database import Database, DatabaseUrlError
-    from deployments.serve_file import ConfigFileError
+    from deployments.accounts.database import Database, DatabaseUrlError
+    from deployments.config.serve_file import ConfigFileError
 
     if setting := file.config.gateway.keys.database:
         try:
@@ -157,7 +157,7 @@ def _need_database(file: ServeFile) -> None:
 
 def _need_port(host: str, port: int) -> None:
     """Raises ConfigFileError unless (host, port) can be listened on now."""
-    from deployments.serve_file import ConfigFileError
+    from deployments.config.serve_file import ConfigFileError
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as s:

@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
 
 
 def _usage(command: Command) -> None:
-    from deployments.ledger.store import GROUPS, LedgerStore
+    from deployments.accounts.ledger_store import GROUPS, LedgerStore
 
     by = tuple(dict.fromkeys(name.strip() for name in command.args.by.split(",") if name.strip()))
     if unknown := [name for name in by if name not in GROUPS]:
@@ -40,7 +40,7 @@ def _usage(command: Command) -> None:
 
 
 def _since(text: str | None) -> float | None:
-    from deployments.keys.when import duration_s, moment
+    from deployments.accounts.periods import duration_s, moment
 
     if text is None:
         return None

@@ -16,7 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.limits.base import StoreDownError
 from deployments.limits.hub import Answer, Hub, Report
 from deployments.limits.leased import LeasedStore
-from deployments.wire import SERIALIZATION
+from deployments.ray_serve.handles import SERIALIZATION
 
 _TIMEOUT_S = 2.0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from deployments.config.limits import LimitsConfig
 from deployments.limits.base import Store
-from deployments.limits.config import LimitsConfig
 from deployments.limits.outage import Guarded
 
 

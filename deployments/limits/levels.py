@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from deployments.gateway.auth import Tenant
+from deployments.accounts.auth import Tenant
+from deployments.config.limits import LimitsConfig
+from deployments.config.tiers import Allowance
 from deployments.limits.base import Kind, Meter
-from deployments.limits.config import LimitsConfig
-from deployments.tiers import Allowance
 
 
 def meters(tenant: Tenant, tier: Allowance, limits: LimitsConfig, model: str | None) -> tuple[Meter, ...]:

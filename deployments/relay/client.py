@@ -12,10 +12,10 @@ from typing import Any
 
 from starlette.types import ASGIApp, Scope
 
-from deployments.asgi_keys import HOLDER, LEASE, SEND_TIMEOUT
 from deployments.channel import frames
 from deployments.channel.frames import FrameError
 from deployments.channel.proven import CallingLink
+from deployments.ray_serve.asgi_keys import HOLDER, LEASE, SEND_TIMEOUT
 from deployments.relay.messages import LEASE_S, SCHEMA, SCOPE, Lease, Word
 
 _PATH = re.compile(r"(.*)/v1/(?:chat/)?completions")

@@ -12,10 +12,10 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.asgi_keys import BODY, CANCELS, HOLDER, LEASE, SEND_TIMEOUT
 from deployments.channel import frames
 from deployments.channel.frames import FrameError
 from deployments.channel.proven import ListeningLink
+from deployments.ray_serve.asgi_keys import BODY, CANCELS, HOLDER, LEASE, SEND_TIMEOUT
 from deployments.relay.messages import LEASE_S, SCHEMA, SCOPE, Lease, Word
 
 log = logging.getLogger("ray.serve")

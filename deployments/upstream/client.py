@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import orjson
 
+from deployments.config.upstream import UpstreamConfig
 from deployments.upstream.answer import Answer
-from deployments.upstream.config import UpstreamConfig
 from deployments.upstream.errors import (
     UpstreamBusyError,
     UpstreamDownError,

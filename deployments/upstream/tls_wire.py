@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from deployments.upstream.config import UpstreamConfig
+from deployments.config.upstream import UpstreamConfig
 from deployments.upstream.errors import UpstreamBusyError, UpstreamDownError, UpstreamSlowError
 from deployments.upstream.http2 import Http2Connection, Http2Error, Http2Stream, UnprocessedError
 

@@ -13,7 +13,7 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 import httpx
 
-from deployments.upstream.config import UpstreamConfig
+from deployments.config.upstream import UpstreamConfig
 from deployments.upstream.errors import UpstreamDownError, UpstreamSlowError
 from deployments.upstream.tls_wire import TlsWire
 

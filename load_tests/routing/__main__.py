@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from deployments.router.policies import POLICIES
+from deployments.routing.policies import POLICIES
 from engine.stats import nearest_rank
 from load_tests.errors import LoadError
 from load_tests.routing.decision import Decisions, measure

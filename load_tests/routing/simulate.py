@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from deployments.replica_info import Load
-from deployments.router.policies.base import Policy, ReplicaView, RouteHint
-from deployments.router.prefixes import PrefixIndex
+from deployments.replica.info import Load
+from deployments.routing.policies.base import Policy, ReplicaView, RouteHint
+from deployments.routing.prefixes import PrefixIndex
 from engine.stats import nearest_rank
 from load_tests.routing.workloads import Call, Workload
 

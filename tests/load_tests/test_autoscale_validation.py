@@ -46,7 +46,7 @@ def test_the_prediction_is_the_same_for_the_same_seed_and_told_the_delays() -> N
 
 
 def test_the_settings_are_those_of_the_real_side() -> None:
-    from deployments.config import ServeConfig
+    from deployments.config.application import ServeConfig
     from load_tests.autoscale.real import serve_config
 
     [app] = serve_config(PROFILE, POLICY, 8290)["applications"]

@@ -13,7 +13,7 @@ import httpx
 import pytest
 import yaml
 
-from deployments.serve_file import ServeFile
+from deployments.config.serve_file import ServeFile
 from load_tests.errors import LoadError
 from load_tests.gateways import __main__ as command
 from load_tests.gateways import question

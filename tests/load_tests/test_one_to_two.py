@@ -49,7 +49,7 @@ def test_each_run_is_predicted_with_the_start_that_it_had() -> None:
 
 
 def test_the_server_runs_the_model_itself_with_and_without_a_policy() -> None:
-    from deployments.config import ServeConfig
+    from deployments.config.application import ServeConfig
 
     for policy in (POLICY, None):
         [app] = serve_config({}, policy, 8289, ENGINE)["applications"]

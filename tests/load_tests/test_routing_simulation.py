@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.router.policies import POLICIES
+from deployments.routing.policies import POLICIES
 from load_tests.routing.__main__ import main, optimum
 from load_tests.routing.decision import measure
 from load_tests.routing.simulate import Machine, Outcome, imbalance, simulate

@@ -18,7 +18,7 @@ from deployments.channel.client import ChannelClient, ReplicaStream
 from deployments.channel.errors import ReplicaFaultError, StreamLostError
 from deployments.channel.messages import SCHEMA, Kind
 from deployments.channel.server import ChannelServer, ServerLink
-from deployments.replica_info import Address, Duty, Load
+from deployments.replica.info import Address, Duty, Load
 from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
 from engine.engine import Engine

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from deployments.asgi_keys import BODY, CANCELS, HOLDER, LEASE, SEND_TIMEOUT
-from deployments.proxy_guard import ProxyGuard
+from deployments.ray_serve.asgi_keys import BODY, CANCELS, HOLDER, LEASE, SEND_TIMEOUT
+from deployments.ray_serve.proxy_guard import ProxyGuard
 from deployments.relay import client as client_module
 from deployments.relay import server as server_module
 from deployments.relay.client import RelayClient

@@ -13,8 +13,8 @@ import pytest
 from helpers_http2 import Http2Server, Link, http2_server
 from helpers_upstream import said
 
+from deployments.config.upstream import UpstreamConfig
 from deployments.upstream.client import Upstream, UpstreamCall
-from deployments.upstream.config import UpstreamConfig
 from deployments.upstream.errors import UpstreamDownError, UpstreamSlowError
 
 GOOD_TEXT = "one two"

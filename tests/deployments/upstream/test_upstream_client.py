@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from deployments.config.upstream import UpstreamConfig
 from deployments.upstream.answer import Answer
 from deployments.upstream.client import Upstream, UpstreamCall
-from deployments.upstream.config import UpstreamConfig
 from deployments.upstream.errors import (
     UpstreamBusyError,
     UpstreamDownError,

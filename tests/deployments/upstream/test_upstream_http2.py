@@ -11,8 +11,8 @@ import pytest
 from helpers_front import front
 from helpers_gateway import COUNT, COUNT_24, MODEL, FakeBackend, serving
 
+from deployments.config.upstream import UpstreamConfig
 from deployments.upstream.client import Upstream, UpstreamCall
-from deployments.upstream.config import UpstreamConfig
 from engine.types import FinishReason
 
 FIELDS = {"model": MODEL, "prompt": COUNT, "temperature": 0, "ignore_eos": True}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from helpers_upstream import DONE, GOOD, event
 
+from deployments.config.upstream import UpstreamConfig
 from deployments.upstream.client import Upstream, UpstreamCall
-from deployments.upstream.config import UpstreamConfig
 from deployments.upstream.errors import UpstreamBusyError, UpstreamDownError, UpstreamSlowError
 from deployments.upstream.tls_wire import TlsWire
 from deployments.upstream.wires import HttpxWire, PlainWire, wire

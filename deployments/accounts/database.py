@@ -1,0 +1,151 @@
+"""Connections to the database, and its schema."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from deployments.accounts.records import DatabaseDownError
+
+_BUSY_MS = 5000
+_MIGRATION_LOCK = 0x736C7569  # any number that nobody else takes
+
+
+class DatabaseUrlError(ValueError):
+    """The setting does not name a database. The message has no password in it."""
+
+
+class Database:
+    """One database, to be shared by threads. Synchronous on purpose: the command line and the ledger's thread need no
+    event loop, and the drivers that look asynchronous hand SQLite to a thread as well; the gateway does so itself."""
+
+    def __init__(self, setting: str) -> None:
+        """`setting`: a path, an SQLAlchemy URL, or `env:NAME` for either. Nothing is opened yet. Raises
+        DatabaseUrlError."""
+        self.url = database_url(setting)
+        try:
+            self._engine = sa.create_engine(self.url, pool_pre_ping=self.url.get_backend_name() != "sqlite")
+        except (ModuleNotFoundError, NoSuchModuleError) as error:
+            raise DatabaseUrlError(f"{self}: no driver for {self.url.drivername}: {error}") from None
+        self._file = None
+        if self.url.get_backend_name() == "sqlite":
+            self._file = Path(self.url.database or "")
+            sa.event.listen(self._engine, "connect", _set_pragmas)
+            sa.event.listen(self._engine, "begin", _begin)
+
+    def __str__(self) -> str:
+        return self.url.render_as_string(hide_password=True)
+
+    def migrate(self) -> None:
+        """Creates the schema, or brings it up to date. Cheap when there is nothing to do, and safe when several
+        processes start at once: one works, the others wait. Raises DatabaseDownError, also when the schema is newer
+        than this release."""
+        history = ScriptDirectory(str(Path(__file__).parent / "migrations"))
+        with self._migration_lock(), self.write() as connection:
+            if self.url.get_backend_name() == "postgresql":
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+            # Not alembic's own command: that works on globals, and two databases may be opened at once.
+            context = MigrationContext.configure(
+                connection, opts={"fn": lambda current, _: history._upgrade_revs("head", current)}
+            )
+            try:
+                context.run_migrations(op=Operations(context))
+            except CommandError as error:
+                raise DatabaseDownError(f"{self}: its schema is not one this release knows: {error}") from None
+
+    @contextmanager
+    def read(self) -> Iterator[sa.Connection]:
+        """One transaction that changes nothing. Raises DatabaseDownError."""
+        with _failures(self), self._engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[sa.Connection]:
+        """One transaction, committed at the end. Raises DatabaseDownError, also when it could not be committed."""
+        with _failures(self), self._engine.execution_options(writes=True).begin() as connection:
+            yield connection
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    @contextmanager
+    def _migration_lock(self) -> Iterator[None]:
+        """For SQLite, a file lock: switching a new file to WAL fails at once, without waiting, when another process is
+        doing the same."""
+        if self._file is None:
+            yield
+            return
+        try:
+            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(self._file, os.O_CREAT | os.O_RDWR, 0o600))  # digests and names: the owner's only
+            lock = os.open(f"{self._file}.lock", os.O_CREAT | os.O_RDWR, 0o600)
+        except OSError as error:
+            raise DatabaseDownError(f"{self._file}: {error.strerror}") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+
+def database_url(setting: str) -> URL:
+    """Raises DatabaseUrlError."""
+    if setting.startswith("env:"):
+        name = setting.removeprefix("env:")
+        setting = os.environ.get(name, "").strip()
+        if not setting:
+            raise DatabaseUrlError(f"the database's environment variable {name!r} is not set")
+    if "://" in setting:
+        try:
+            url = make_url(setting)
+        except ArgumentError:
+            raise DatabaseUrlError("the database's URL is not of the form dialect://user:password@host/name") from None
+        if url.drivername in ("postgres", "postgresql"):
+            return url.set(drivername="postgresql+psycopg")
+        if url.get_backend_name() != "sqlite":
+            return url
+        setting = url.database or ""
+    path = Path(setting).expanduser()
+    if not path.is_absolute():
+        raise DatabaseUrlError(
+            f"the database {setting!r} is a relative path: gateways and commands run in different directories; "
+            "write an absolute one, one that begins with ~, or a URL"
+        )
+    return URL.create("sqlite", database=str(path))
+
+
+@contextmanager
+def _failures(database: Database) -> Iterator[None]:
+    try:
+        yield
+    except (DBAPIError, PoolTimeoutError) as error:
+        # Not `from error`: SQLAlchemy's messages quote statements with their parameters.
+        reason = getattr(error, "orig", None) or error
+        raise DatabaseDownError(f"{database}: {' '.join(str(reason).split())[:200]}") from None
+
+
+def _set_pragmas(connection: Any, _: object) -> None:
+    connection.isolation_level = None  # transactions begin where _begin says, not where Python's driver guesses
+    connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+    connection.execute("PRAGMA journal_mode = WAL")  # readers never wait for a writer
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA foreign_keys = ON")
+
+
+def _begin(connection: sa.Connection) -> None:
+    """A transaction that will write takes its turn at its start: one that read first could not wait for it."""
+    writes = connection.get_execution_options().get("writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

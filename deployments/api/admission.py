@@ -1,0 +1,144 @@
+"""Whether a request that is ready to run may run now, under its tenant's limits, and what it has cost in the end.
+
+A request costs one request, and of tokens its prompt and all that was generated. What counts when it goes wrong: a
+mistake of the client's (4xx) is a request without tokens; a client that leaves pays for what was done for it; a failure
+on this side (5xx) costs nothing, unless it broke off a stream, of which the client has a part. A request that is
+refused costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from typing import Literal
+
+from deployments.api.body import ClientGoneError
+from deployments.api.errors import from_exception
+from deployments.api.progress import Tally
+from deployments.api.rate_limit_headers import cannot_count, headers, too_many
+from deployments.api.requests import Caller, Job
+from deployments.config.gateway import GatewayConfig
+from deployments.config.tiers import UNLIMITED
+from deployments.limits.base import NOTHING, Amount, Claim, Kind, Meter, Refusal, State, Store, StoreDownError
+from deployments.limits.levels import meters
+from deployments.observe.request_log import Trace
+
+log = logging.getLogger(__name__)
+
+Verdict = Literal["admitted", "requests", "tokens", "concurrent", "too_large", "store_down"]
+Settle = Callable[[Amount], None]  # to be called once, with what was used; never blocks and never fails
+_ONE_REQUEST = Amount(1, 0)
+
+
+class Admission:
+    """`store` keeps the counts. `on_verdict(tier, verdict, tokens)` and `on_settled(tier, tokens)` are told of every
+    request that has limits."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        store: Store,
+        on_verdict: Callable[[str, Verdict, int], None] | None = None,
+        on_settled: Callable[[str, int], None] | None = None,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._on_verdict = on_verdict
+        self._on_settled = on_settled
+
+    async def reserve(self, job: Job, trace: Trace) -> Settle:
+        """Takes all that `job` may need. Raises ApiError 429, or 503 while limits cannot be checked."""
+        amount = Amount(1, sum(len(r.prompt) + r.sampling.max_tokens * r.sampling.n for r in job.requests))
+        try:
+            return await self._reserve(job, amount, trace)
+        finally:
+            trace.mark("limit", time.perf_counter())
+
+    async def count_mistake(self, caller: Caller, error: Exception, trace: Trace) -> None:
+        """A request that will be answered with `error` before it could be reserved for. Raises ApiError 429 when the
+        tenant has no requests left, so that a broken client cannot go on for ever."""
+        if isinstance(error, ClientGoneError):
+            return
+        reported = from_exception(error)
+        if reported is None or reported.status == 429 or not 400 <= reported.status < 500:
+            await self.show(caller, trace)
+            return
+        wanted = meters(caller.tenant, caller.tier, self._config.limits, trace.model)
+        wanted = tuple(meter for meter in wanted if meter.kind is not Kind.CONCURRENT)
+        if not wanted:
+            return
+        claim = Claim(uuid.uuid4().hex, caller.tenant.org, wanted, _ONE_REQUEST)
+        try:
+            outcome = await self._store.reserve(claim)
+        except StoreDownError:
+            return
+        trace.headers.update(headers(outcome.states))
+        if isinstance(outcome, Refusal):
+            self._tell(caller.tier_name, _verdict(outcome), 0)
+            raise too_many(outcome, trace.model or "any model")
+        self._store.settle(claim, _ONE_REQUEST)
+
+    async def show(self, caller: Caller, trace: Trace) -> None:
+        """Notes the tenant's limits for the answer of a request that does not count."""
+        if wanted := meters(caller.tenant, caller.tier, self._config.limits, None):
+            try:
+                trace.headers.update(headers(await self._store.peek(wanted, caller.tenant.org)))
+            except StoreDownError:
+                log.debug("no rate limit headers: the store is out of reach")
+
+    async def close(self) -> None:
+        """To be called when no request runs any more."""
+        await self._store.close()
+
+    async def _reserve(self, job: Job, amount: Amount, trace: Trace) -> Settle:
+        tier = self._config.tiers.get(job.tier, UNLIMITED)
+        wanted = meters(job.tenant, tier, self._config.limits, job.model.id)
+        if not wanted:
+            return lambda _: None
+        claim = Claim(uuid.uuid4().hex, job.tenant.org, wanted, amount)
+        try:
+            outcome = await self._store.reserve(claim)
+        except StoreDownError as error:
+            self._tell(job.tier, "store_down", 0)
+            raise cannot_count(error) from None
+        trace.headers.update(headers(outcome.states))
+        if isinstance(outcome, Refusal):
+            self._tell(job.tier, _verdict(outcome), 0)
+            raise too_many(outcome, job.model.id)
+        self._tell(job.tier, "admitted", amount.tokens)
+        return lambda used: self._settle(claim, job.tier, used)
+
+    def _settle(self, claim: Claim, tier: str, used: Amount) -> None:
+        self._store.settle(claim, used)
+        if self._on_settled is not None:
+            self._on_settled(tier, used.tokens)
+
+    def _tell(self, tier: str, verdict: Verdict, tokens: int) -> None:
+        if self._on_verdict is not None:
+            self._on_verdict(tier, verdict, tokens)
+
+
+def _verdict(refusal: Refusal) -> Verdict:
+    match refusal:
+        case Refusal(retry_after_s=None):
+            return "too_large"
+        case Refusal(state=State(meter=Meter(kind=Kind.REQUESTS))):
+            return "requests"
+        case Refusal(state=State(meter=Meter(kind=Kind.TOKENS))):
+            return "tokens"
+    return "concurrent"
+
+
+def cost(tally: Tally, failure: BaseException | None, streamed: bool) -> Amount:
+    """What a request took that ended with `failure`, or None when it was answered to its end. `streamed`: tokens went
+    out as they came."""
+    spent = Amount(1, tally.prompt_tokens + tally.completion_tokens)
+    if failure is None or isinstance(failure, (asyncio.CancelledError, ClientGoneError)):
+        return spent
+    if streamed and tally.completion_tokens:
+        return spent
+    reported = from_exception(failure) if isinstance(failure, Exception) else None
+    return _ONE_REQUEST if reported is not None and reported.status < 500 else NOTHING

@@ -1,0 +1,76 @@
+"""What the HTTP side needs from whatever runs the models. Nothing here knows HTTP, and nothing below it does."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from deployments.replica.info import ReplicaState, Vacancy
+from deployments.routing.hints import Origin
+from engine.text import TextModel
+from engine.types import GenerateRequest, TokenDelta
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What a model samples with when a request does not say (its generation_config)."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One model under the name that clients use. `max_model_len` 0: not known yet, no request can be taken.
+    `fingerprint` names weights and settings in `system_fingerprint`."""
+
+    id: str
+    created: int
+    owned_by: str
+    max_model_len: int
+    text: TextModel
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    fingerprint: str | None = None
+
+
+class Backend(Protocol):
+    """Runs requests. One instance per gateway process, used from its event loop only."""
+
+    def models(self) -> Mapping[str, ServedModel]:
+        """All models that are configured, also while none of their replicas is up. Cheap: called per request."""
+
+    def generate(
+        self, model_id: str, requests: tuple[GenerateRequest, ...], streamed: bool, origin: Origin
+    ) -> AsyncIterator[list[TokenDelta]]:
+        """The deltas of all the requests and their choices, interleaved, each choice ending with exactly one delta
+        that has a finish_reason; as they come if `streamed`, else most in the end. Closing or cancelling the iterator
+        aborts whatever still runs. Raises InvalidRequestError and its kin, ModelUnavailableError, QueueFullError (all
+        before the first delta) and ReplicaLostError (at any time)."""
+
+    async def awaken(self, model_id: str) -> None:
+        """Starts a model that rests and waits until it is up: until one has been, its `max_model_len` is not known.
+        Raises ModelUnavailableError."""
+
+    async def ready(self) -> bool:
+        """Whether every model would take a request now, if only by starting for it."""
+
+    def vacancy(self, pool: str) -> Vacancy:
+        """Why none of its replicas takes requests, when that is so. Raises KeyError."""
+
+    async def pools(self) -> Mapping[str, Sequence[ReplicaState]]:
+        """Every pool with those of its replicas that answer, by id. Raises ApiError 503 when one does not in time."""
+
+    async def drain(self, pool: str, replica_id: str | None, within_s: float | None) -> Sequence[ReplicaState]:
+        """Takes a replica, or all that a pool has, out of rotation, for all gateways: no new requests. What still runs
+        there after `within_s` goes on elsewhere; None: is never moved. The states of the pool's replicas after that.
+        Raises KeyError when there is no such pool."""
+
+    async def undrain(self, pool: str, replica_id: str | None) -> Sequence[ReplicaState]:
+        """Undoes drain()."""
+
+    async def metrics(self) -> bytes | None:
+        """Prometheus text, or None when there is none to give."""

@@ -1,0 +1,108 @@
+"""From the wire to a JSON object, with every bound enforced on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+from starlette.types import Receive
+
+from deployments.api.errors import ApiError, body_too_large, invalid
+
+_JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json", re.I)
+MAX_DEPTH = 64
+_GZIP_WINDOW = 31  # zlib: 15 bits of window, gzip framing
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection before its request was complete."""
+
+
+async def read_body(receive: Receive, headers: Iterable[tuple[bytes, bytes]], limit: int, timeout_s: float) -> bytes:
+    """The raw body, still compressed. Raises ApiError 413 past `limit` bytes and 408 past `timeout_s`."""
+    for name, value in headers:
+        if name == b"content-length" and value.isdigit() and int(value[:20]) > limit:
+            raise body_too_large(limit)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGoneError
+                part: bytes = message.get("body", b"")
+                size += len(part)
+                if size > limit:
+                    raise body_too_large(limit)
+                parts.append(part)
+                if not message.get("more_body", False):
+                    return parts[0] if len(parts) == 1 else b"".join(parts)
+    except TimeoutError:
+        text = f"The request body did not arrive within {timeout_s:g} seconds."
+        raise ApiError(408, text, headers={"connection": "close"}) from None
+
+
+def content_coding(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """`gzip` or `identity`. Raises ApiError 415 for a body that is not JSON or is coded some other way."""
+    codings: list[str] = []
+    for name, value in headers:
+        text = value.decode("latin-1").strip()
+        if name == b"content-type" and text and not _JSON_TYPE.fullmatch(text.partition(";")[0].strip()):
+            raise ApiError(415, "The Content-Type header must be application/json.")
+        if name == b"content-encoding":
+            codings += [part.strip().lower() for part in text.split(",")]
+    match [c for c in codings if c not in ("", "identity")]:
+        case []:
+            return "identity"
+        case ["gzip" | "x-gzip"]:
+            return "gzip"
+    message = "Unsupported Content-Encoding: the body may be sent as it is or with gzip, once."
+    raise ApiError(415, message, headers={"accept-encoding": "gzip, identity"})
+
+
+def decode(raw: bytes, coding: str, limit: int) -> dict[str, Any]:
+    """The JSON object in `raw`. Raises ApiError. Strict: no NaN, no lone surrogates, UTF-8 only, bounded depth."""
+    data = gunzip(raw, limit) if coding == "gzip" else raw
+    if not data.strip():
+        raise invalid("The request body is empty: a JSON object is expected.")
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise invalid(f"We could not parse the JSON body of your request: {error.msg}.") from None
+    if not isinstance(value, dict):
+        raise invalid("The request body must be a JSON object.")
+    if data.count(b"{") + data.count(b"[") > MAX_DEPTH and too_deep(value):
+        raise invalid(f"The JSON body of your request has more than {MAX_DEPTH} levels of nesting.")
+    return value
+
+
+def too_deep(value: Any) -> bool:
+    """Whether arrays and objects are nested more than MAX_DEPTH deep. What is deeper, templates could not write."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
+        level = [inner for inner in level if isinstance(inner, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def gunzip(raw: bytes, limit: int) -> bytes:
+    """Never holds more than `limit` bytes of output, however much the input would expand to."""
+    stream = zlib.decompressobj(_GZIP_WINDOW)
+    try:
+        data = stream.decompress(raw, limit + 1)
+    except zlib.error:
+        raise invalid("The request body is not valid gzip.") from None
+    if len(data) > limit:
+        raise body_too_large(limit)
+    if not stream.eof:
+        raise invalid("The gzip request body is cut short.")
+    if stream.unused_data:
+        raise invalid("The gzip request body has something after its end.")
+    return data

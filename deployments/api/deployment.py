@@ -1,0 +1,105 @@
+"""The gateway as a Serve ingress: builds the ASGI app over the handles it was bound with."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.metrics_core import Metric
+from ray import get_runtime_context, serve
+from ray.serve._private.logging_utils import get_serve_logs_dir
+from ray.serve.handle import DeploymentHandle
+from ray.util import get_node_ip_address
+
+from deployments.api.admission import Admission
+from deployments.api.app import create_app
+from deployments.api.backend import ServedModel
+from deployments.config.application import ModelConfig
+from deployments.config.gateway import GatewayConfig
+from deployments.config.upstream import UpstreamConfig
+from deployments.limits.build import build_store
+from deployments.limits.memory import MemoryStore
+from deployments.observe.access_log import Journal
+from deployments.observe.request_log import RequestLog
+from deployments.observe.telemetry import GatewayTelemetry
+from deployments.relay.server import RelayServer
+from deployments.routing.serve_backend import ServeBackend
+from engine.models.locate import resolve
+from engine.text import load_text
+
+_ACQUAINT_S = 5.0  # before the first request, for what is there already
+_ZONE, _REGION = "ray.io/availability-zone", "ray.io/region"  # labels that Ray gives its nodes, or their owner does
+
+
+class Gateway:
+    """Knows models, keys and the OpenAI API; holds no model."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        models: Sequence[ModelConfig],
+        router: DeploymentHandle[Any],
+        pools: Mapping[str, DeploymentHandle[Any]],
+        gateways: int,
+        hub: DeploymentHandle[Any] | None,
+        upstreams: Sequence[UpstreamConfig],
+    ) -> None:
+        """`gateways`: how many there are. `hub`: of LimitHub; None where it is not needed."""
+        self._config = config
+        self._models = models
+        self._router = router
+        self._pools = pools
+        self._num_gateways = gateways
+        self._hub = hub
+        self._upstreams = upstreams
+        replica = serve.get_replica_context().replica_id.unique_id
+        self._telemetry = GatewayTelemetry(replica)
+        self._journal = Journal(Path(get_serve_logs_dir()), replica)
+
+    async def __serve_build_asgi_app__(self) -> Any:
+        created = int(time.time())
+        told = [
+            *((m.name, "sluicegate", 0, m.engine.model, m.engine.tokenizer) for m in self._models),
+            *((u.name, u.name, u.max_model_len, u.tokenizer, None) for u in self._upstreams if u.tokenizer),
+        ]
+        texts = await asyncio.gather(
+            *(asyncio.to_thread(load_text, str(resolve(model)), tokenizer) for *_, model, tokenizer in told)
+        )
+        served = {
+            name: ServedModel(name, created, owner, length or 0, text)
+            for (name, owner, length, *_), text in zip(told, texts, strict=True)
+        }
+        here = serve.get_replica_context()
+        gateways = serve.get_deployment_handle(here.deployment, app_name=here.app_name)
+        labels: Mapping[str, Any] = get_runtime_context().get_node_labels()
+        backend = ServeBackend(
+            served,
+            self._models,
+            self._upstreams,
+            self._router,
+            self._pools,
+            gateways,
+            str(labels.get(_ZONE, "")),
+            str(labels.get(_REGION, "")),
+            self._telemetry.usable,
+        )
+        await backend.acquaint(_ACQUAINT_S)
+        app = create_app(self._config, backend, self._finished, self._admission())
+        host: str = get_node_ip_address()  # type: ignore[no-untyped-call]
+        app.add_middleware(RelayServer, host=host, gateways=self._num_gateways)
+        return app
+
+    def _admission(self) -> Admission:
+        config = self._config
+        store = build_store(config.limits, self._num_gateways, self._hub) if config.has_limits else MemoryStore()
+        return Admission(config, store, self._telemetry.verdict, self._telemetry.settled)
+
+    async def metric_families(self) -> list[Metric]:
+        return self._telemetry.families()
+
+    def _finished(self, record: RequestLog) -> None:
+        self._telemetry.finished(record)
+        self._journal.write(record)

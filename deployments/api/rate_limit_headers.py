@@ -1,0 +1,74 @@
+"""How limits are told to clients: the x-ratelimit headers and the 429s, in OpenAI's words and formats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from deployments.api.errors import ApiError
+from deployments.limits.base import Kind, Refusal, State, StoreDownError
+
+_PER = {
+    Kind.REQUESTS: "requests per min (RPM)",
+    Kind.TOKENS: "tokens per min (TPM)",
+    Kind.CONCURRENT: "concurrent requests",
+}
+_TYPE = {Kind.REQUESTS: "requests", Kind.TOKENS: "tokens", Kind.CONCURRENT: "requests"}
+
+
+def duration(seconds: float) -> str:
+    """`20ms`, `1s`, `6m0s`, `7m12.5s`; rounded up to milliseconds."""
+    ms = math.ceil(round(seconds * 1000, 3))
+    if ms < 1000:
+        return f"{ms}ms"
+    minutes, rest = divmod(ms, 60_000)
+    shown = f"{rest / 1000:.3f}".rstrip("0").rstrip(".")
+    return f"{minutes}m{shown}s" if minutes else f"{shown}s"
+
+
+def headers(states: Sequence[State]) -> dict[str, str]:
+    """Of requests and of tokens the meter with the least left. Kinds that have no limit have no headers."""
+    found = {}
+    for kind in (Kind.REQUESTS, Kind.TOKENS):
+        of_kind = [state for state in states if state.meter.kind is kind]
+        if of_kind:
+            tightest = min(of_kind, key=lambda state: (state.remaining, state.meter.limit))
+            found[f"x-ratelimit-limit-{kind}"] = str(tightest.meter.limit)
+            found[f"x-ratelimit-remaining-{kind}"] = str(tightest.remaining)
+            found[f"x-ratelimit-reset-{kind}"] = duration(tightest.reset_s)
+    return found
+
+
+def too_many(refusal: Refusal, model: str) -> ApiError:
+    """The 429. Retrying what can never fit is advised against."""
+    state, wait_s = refusal.state, refusal.retry_after_s
+    meter = state.meter
+    where = f"for {model} in {meter.subject} on {_PER[meter.kind]}"
+    if wait_s is None:
+        message = (
+            f"Request too large {where}: Limit {meter.limit}, Requested {refusal.requested}. "
+            "The input or output tokens must be reduced in order to run successfully."
+        )
+        return ApiError(429, message, _TYPE[meter.kind], None, "rate_limit_exceeded", {"x-should-retry": "false"})
+    message = (
+        f"Rate limit reached {where}: Limit {meter.limit}, Used {state.used}, Requested {refusal.requested}. "
+        f"Please try again in {duration(wait_s)}."
+    )
+    return ApiError(429, message, _TYPE[meter.kind], None, "rate_limit_exceeded", _retry_after(wait_s))
+
+
+def cannot_count(error: StoreDownError) -> ApiError:
+    message = "The server cannot check rate limits at the moment. Please retry shortly."
+    return ApiError(
+        503,
+        message,
+        "service_unavailable_error",
+        None,
+        "limits_unavailable",
+        _retry_after(max(error.retry_after_s, 0.001)),
+    )
+
+
+def _retry_after(wait_s: float) -> dict[str, str]:
+    ms = math.ceil(round(wait_s * 1000, 3))
+    return {"retry-after": str(math.ceil(ms / 1000)), "retry-after-ms": str(ms)}

@@ -1,0 +1,162 @@
+"""The bodies of the generation endpoints: which fields there are, of which types, in which ranges.
+
+Only what can be said without the model is checked here. Fields whose shapes vary (prompt, messages, tools, stop,
+response_format, ...) come through as they are and are read in prompts.py, messages.py and options.py; shapes.py has
+their shapes for the API's description. A null is the same as an absent field. Fields we accept and ignore are hints
+(user, store, ...): ignoring them changes no answer.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+
+from deployments.api import field_schemas as shapes
+from deployments.api.errors import clip, invalid
+from deployments.api.integers import Body, Integer
+from deployments.api.validation_errors import from_pydantic, missing
+
+_INT64 = 2**63
+_MetadataKey = Annotated[str, Field(max_length=64)]
+_MetadataValue = Annotated[str, Field(max_length=512)]
+_Refused = Annotated[Any, WithJsonSchema(shapes.UNSUPPORTED)]
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class Prediction(Body):
+    """A hint: what the answer will likely be. Not used."""
+
+    type: Literal["content"]
+    content: Any
+
+
+class GenerationBody(Body):
+    """What chat and completions have in common, then the extensions that other servers made customary."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
+    logit_bias: Annotated[
+        dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | None, Field(json_schema_extra=shapes.LOGIT_BIAS)
+    ] = None
+    seed: Annotated[int, Field(ge=-_INT64, le=_INT64 - 1)] | None = None
+    stop: Annotated[Any, WithJsonSchema(shapes.STOP)] = None
+    user: str | None = None
+
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[Integer], Field(max_length=128)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    cache_salt: Annotated[str, Field(max_length=1024)] | None = None
+    priority: Annotated[int, Field(ge=0, le=1000)] | None = None
+
+
+class ChatBody(GenerationBody):
+    model_config = ConfigDict(json_schema_extra={"required": ["model", "messages"]})
+
+    messages: Annotated[Any, WithJsonSchema(shapes.MESSAGES)] = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Annotated[Any, WithJsonSchema(shapes.TOOLS)] = None
+    tool_choice: Annotated[Any, WithJsonSchema(shapes.TOOL_CHOICE)] = None
+    parallel_tool_calls: bool | None = None
+    response_format: Annotated[Any, WithJsonSchema(shapes.RESPONSE_FORMAT)] = None
+    modalities: Annotated[list[str] | None, WithJsonSchema(shapes.MODALITIES)] = None
+    metadata: Annotated[dict[_MetadataKey, _MetadataValue], Field(max_length=16)] | None = None
+    service_tier: Annotated[str | None, WithJsonSchema(shapes.SERVICE_TIER)] = None
+    store: bool | None = None
+    safety_identifier: Annotated[str, Field(max_length=64)] | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=64)] | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    prediction: Prediction | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    audio: _Refused = None
+    web_search_options: _Refused = None
+    functions: _Refused = None
+    function_call: _Refused = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class CompletionBody(GenerationBody):
+    model_config = ConfigDict(json_schema_extra={"required": ["model", "prompt"]})
+
+    prompt: Annotated[Any, WithJsonSchema(shapes.PROMPT)] = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Field(ge=0, le=20)] | None = None
+    suffix: str | None = None
+
+
+class TokenizeBody(Body):
+    model: str
+    prompt: str | None = None
+    messages: Annotated[Any, WithJsonSchema({"anyOf": [shapes.MESSAGES, {"type": "null"}]})] = None
+    tools: Annotated[Any, WithJsonSchema(shapes.TOOLS)] = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class EmbeddingsBody(Body):
+    model: str
+    input: Annotated[Any, WithJsonSchema(shapes.PROMPT)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    user: str | None = None
+
+
+B = TypeVar("B", bound=BaseModel)
+
+
+def parse(kind: type[B], body: dict[str, Any], unknown_fields: Literal["ignore", "reject"]) -> B:
+    """`body` as a `kind`. Raises ApiError 400 that names the first offending parameter."""
+    if unknown_fields == "reject":
+        for at in shapes.unknown_members(body, _shape(kind), ""):
+            name = clip(at.removeprefix("."))
+            raise invalid(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
+    if body.get("model", "") is None:
+        raise missing("model")
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise from_pydantic(error) from None
+
+
+@cache
+def _shape(kind: type[BaseModel]) -> shapes.Schema:
+    """The JSON Schema of a body, references to its parts resolved."""
+    schema = kind.model_json_schema()
+    parts = schema.pop("$defs", {})
+    fields = {name: _resolved(field, parts) for name, field in schema["properties"].items()}
+    return {**schema, "properties": fields}
+
+
+def _resolved(schema: Any, parts: dict[str, Any]) -> Any:
+    match schema:
+        case {"$ref": str(ref)}:
+            return parts[ref.rpartition("/")[2]]
+        case dict():
+            return {key: _resolved(value, parts) for key, value in schema.items()}
+        case list():
+            return [_resolved(value, parts) for value in schema]
+    return schema

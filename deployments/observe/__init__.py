@@ -1,0 +1,1 @@
+"""What the product tells about itself: metrics, and one log line for each request."""

@@ -1,0 +1,61 @@
+"""Ray's and Serve's process-wide switches. They are part of the product: every process needs the same ones, so
+they must be in the environment before Ray starts. `sluice serve` sets them itself; a cluster takes them from
+`eval "$(sluice env)"` before `ray start`.
+"""
+
+from __future__ import annotations
+
+_SERVE = {
+    # A streamed message costs Serve CPU time; these cut it to about a fifth of the default.
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
+    # How stale /metrics may be. 1000 is the least Ray accepts; its own default is 10000.
+    "RAY_metrics_report_interval_ms": "1000",
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "100",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Header limits and clean request ids inside Serve's HTTP proxy, before any deployment is called.
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.ray_serve.proxy_guard.middlewares",
+}
+_REPLICA = {
+    # The engine shares its cores with Ray and HTTP. OpenMP threads that spin while they wait would slow a step
+    # by orders of magnitude whenever something else wants the core; a short spin bridges back-to-back kernels.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "GOMP_SPINCOUNT": "1000",
+    "KMP_BLOCKTIME": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+def serve_env() -> dict[str, str]:
+    """For every process of the cluster: driver, controller, proxies, replicas."""
+    return dict(_SERVE)
+
+
+def cluster_env() -> dict[str, str]:
+    """For the shell that starts and operates a cluster. Ray guards a cluster by a token, but its own commands only
+    send one when told to."""
+    return _SERVE | {"RAY_AUTH_MODE": "token"}
+
+
+def haproxy_env(folder: str, stats_port: int, metrics_port: int) -> dict[str, str]:
+    """For a private Serve whose proxy is HAProxy (RAY_SERVE_ENABLE_HA_PROXY=1): nothing shared with other Serves of the
+    machine, and no waiting for load balancers that do not exist. HAProxy's two ports of its own, which only tell
+    counters, are open on all addresses: Serve has no setting for that."""
+    return {
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/a",  # Serve adds a long directory; paths must stay under 98 bytes
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{folder}/m",
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": folder,
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/server-state",
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+    }
+
+
+def replica_env() -> dict[str, str]:
+    """For the processes that hold an engine, on top of serve_env()."""
+    return dict(_REPLICA)

@@ -1,0 +1,99 @@
+"""One Serve replica of one pool: hosts an AsyncEngine and the channel that gateways reach it by."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+
+from prometheus_client.metrics_core import Metric
+from ray import serve
+from ray.util import get_node_ip_address
+
+from deployments.channel.server import ChannelServer
+from deployments.config.application import ModelConfig
+from deployments.observe.telemetry import EngineTelemetry
+from deployments.replica.info import Address, ReplicaInfo, ReplicaState
+from deployments.replica.load import LoadMeter
+from deployments.replica.pins import Pin, pin_all
+from engine.async_engine import AsyncEngine
+from engine.engine import Engine
+
+_MARGIN_S = 2.0  # for what comes before and after the drain within graceful_shutdown_timeout_s
+_STALL_S = 120.0  # a step that takes longer is no longer progress
+
+
+class ModelReplica:
+    """Loads the model in its constructor, so that Serve calls it RUNNING only when it can answer."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: ModelConfig, pins: tuple[Pin, ...]
+    ) -> None:
+        began_s = time.monotonic()
+        self._shutdown_s = config.graceful_shutdown_timeout_s
+        engine = await asyncio.to_thread(Engine, config.engine)
+        await asyncio.to_thread(pin_all, engine, pins)
+        self._engine = AsyncEngine(engine)
+        replica_id = serve.get_replica_context().replica_id.unique_id
+        self._startup_s = time.monotonic() - began_s
+        self._load = LoadMeter(config.engine.max_num_seqs, self._startup_s)
+        self._telemetry = EngineTelemetry(self._engine, config.name, replica_id, self._load)
+        self._publishing = asyncio.create_task(self._telemetry.run())
+        secret = secrets.token_bytes(32)
+        self._channel = ChannelServer(self._engine, secret, config.max_ongoing_requests)
+        host: str = get_node_ip_address()  # type: ignore[no-untyped-call]
+        self._address = Address(replica_id, host, await self._channel.start(host), secret)
+
+    async def describe(self) -> ReplicaInfo:
+        """Raises when the engine is unfit to take requests: gateways then send none."""
+        await self.check_health()
+        capacity = self._engine.engine.capacity
+        room = capacity.num_blocks * self._engine.engine.config.block_size
+        return ReplicaInfo(
+            min(capacity.max_model_len, room),
+            f"fp_{capacity.fingerprint[:10]}",
+            self._address,
+            tuple(sorted(self._engine.engine.prefix_root.items())),
+            self._startup_s,
+        )
+
+    async def state(self) -> ReplicaState:
+        stats = self._engine.stats()
+        channel = self._channel
+        return ReplicaState(self._address.replica_id, channel.duty, channel.num_streams, stats.running, stats.waiting)
+
+    async def drain(self, replica_id: str | None, within_s: float | None) -> ReplicaState:
+        """If this is the replica that is meant (None: all are), see ChannelServer.take_out()."""
+        if replica_id in (None, self._address.replica_id):
+            self._channel.take_out(within_s)
+        return await self.state()
+
+    async def undrain(self, replica_id: str | None) -> ReplicaState:
+        """Undoes drain()."""
+        if replica_id in (None, self._address.replica_id):
+            self._channel.put_back()
+        return await self.state()
+
+    async def metric_families(self) -> list[Metric]:
+        return self._telemetry.families()
+
+    async def check_health(self) -> None:
+        self._engine.check_health()
+        if (stalled := self._engine.stalled_s()) > _STALL_S:
+            raise RuntimeError(f"no step has finished for {stalled:.0f} s")
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve asks now and then, and hands it to the policy."""
+        self._telemetry.publish()
+        return self._load.sample()
+
+    async def __del__(self) -> None:
+        """Serve awaits this once it has taken the replica out and its own calls have ended. Streams are none of those:
+        they may go on here, until shortly before Serve would kill the process. What then still runs is cut short, which
+        its gateway is told."""
+        if hasattr(self, "_address"):
+            margin_s = min(_MARGIN_S, self._shutdown_s / 4)
+            await self._channel.drain(self._shutdown_s - 2 * margin_s)
+            self._publishing.cancel()
+            await asyncio.to_thread(self._engine.close)
+            await self._channel.close(margin_s)

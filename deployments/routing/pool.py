@@ -1,0 +1,270 @@
+"""One pool of replicas as one gateway sees it: which there are, which would take a request, and which one gets it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+
+from deployments.api.errors import replica_silent
+from deployments.channel.client import ChannelClient
+from deployments.replica.info import Duty, ReplicaInfo, ReplicaState, Vacancy
+from deployments.routing.backlog import ReplicaBacklog, ServiceRate
+from deployments.routing.cold_start import ColdStart
+from deployments.routing.policies.base import Policy, ReplicaView, RouteHint
+from deployments.routing.prefixes import PrefixIndex
+
+log = logging.getLogger("ray.serve")
+
+_POLL_S = 0.5
+_PATIENCE_S = 10.0  # a busy replica may take this long to describe itself
+_SMOOTH = 0.2  # weight of the newest request in a moving average
+_MAX_BLOCKS = 1 << 17  # of one replica's prefixes that are remembered
+
+
+@dataclass(slots=True)
+class _Member:
+    """A replica that Serve has named, and what requests to it have shown."""
+
+    channel: ChannelClient
+    rate: ServiceRate = field(default_factory=ServiceRate)
+    last_chosen: int = 0
+    ttft_s: float | None = None
+    met: bool = False  # it has been connected
+
+
+class Pool:
+    """Serve says which replicas there are, by being asked again and again; a connection to each says at once when one
+    is lost. `on_info` is told what the replicas say of themselves whenever that changes, and `on_usable` how many would
+    take a request now. `cold`: brings the pool up where it may be without any replica. `prefixes`: which of them are
+    believed to hold what."""
+
+    def __init__(
+        self,
+        name: str,
+        handle: DeploymentHandle[Any],
+        policy: Policy,
+        on_info: Callable[[ReplicaInfo], None],
+        rng: random.Random,
+        block_tokens: int,
+        cold: ColdStart | None = None,
+        on_usable: Callable[[int], None] = lambda replicas: None,
+    ) -> None:
+        self.name = name
+        self.handle = handle
+        self._policy = policy
+        self._on_info = on_info
+        self._rng = rng
+        self._cold = cold
+        self._on_usable = on_usable
+        self._info: ReplicaInfo | None = None
+        self.prefixes = PrefixIndex(_MAX_BLOCKS, block_tokens)
+        self._members: dict[str, _Member] = {}
+        self._choices = 0
+        self._unfit: list[str] = []  # the errors that some gave instead of describing themselves
+        self._was_up = False
+        self._asked = False  # Serve, at least once
+        self._taken = False  # the last replica has not failed: Serve has taken it out
+        self._leaving: set[str] = set()
+        self._departures = 0  # replicas that have said that they leave
+        self._departures_heard = 0  # those of them before Serve was last asked
+
+    @property
+    def up(self) -> bool:
+        """Whether some replica would take a request now."""
+        return any(member.channel.usable for member in self._members.values())
+
+    @property
+    def acquainted(self) -> bool:
+        """Whether it is connected to all the replicas that Serve has named, having asked."""
+        return self._asked and all(member.channel.connected for member in self._members.values())
+
+    @property
+    def drained(self) -> bool:
+        """Whether an operator has taken all its replicas out of rotation."""
+        return bool(self._members) and all(m.channel.duty is Duty.DRAINED for m in self._members.values())
+
+    @property
+    def returning(self) -> bool:
+        """While it is down: whether Serve is about to replace what has failed."""
+        return not self._taken and not self.drained
+
+    @property
+    def succeeding(self) -> bool:
+        """While it is down: whether a replica has said that it leaves since Serve was asked who there is, or one that
+        Serve has named is not connected yet. Serve starts a successor first where there is room for it."""
+        if self._cold is not None:
+            return False
+        return self._departures > self._departures_heard or not all(member.met for member in self._members.values())
+
+    @property
+    def resting(self) -> ColdStart | None:
+        """What would bring it up, while it is down and may be so on purpose."""
+        return None if self.up or self.drained or not self._asked else self._cold
+
+    @property
+    def vacancy(self) -> Vacancy:
+        """Why it is down, when it is."""
+        if self._cold is None:
+            return Vacancy.DOWN
+        if self._cold.starting:
+            return Vacancy.STARTING
+        return Vacancy.FAILING if self._cold.failing else Vacancy.ASLEEP
+
+    @property
+    def wants_prefixes(self) -> bool:
+        """Whether choose() would look at what of a prompt is cached where."""
+        usable = (member for member in self._members.values() if member.channel.usable)
+        return self._policy.wants_prefixes and len(list(islice(usable, 2))) == 2
+
+    @property
+    def info(self) -> ReplicaInfo | None:
+        """What the replicas last said of themselves; None before they have."""
+        return self._info
+
+    async def watch(self) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            departures = self._departures
+            await self._ask()
+            self._asked, self._departures_heard = True, departures
+            for member in self._members.values():
+                load = member.channel.load
+                member.rate.observe(loop.time(), load.done_tokens, load.waiting > 0)
+            if self._cold is None:
+                await asyncio.sleep(_POLL_S)
+            else:
+                await self._cold.look()
+                await self._cold.answered(_POLL_S)
+
+    def choose(self, request: RouteHint, without: Collection[str]) -> ChannelClient | None:
+        """A replica whose id is not in `without`; None: there is none that would take the request."""
+        fit = [member for name, member in self._members.items() if member.channel.usable and name not in without]
+        if not fit:
+            return None
+        chosen = fit[self._policy.choose([_view(m) for m in fit], request, self._rng) if len(fit) > 1 else 0]
+        self._choices += 1
+        chosen.last_chosen = self._choices
+        return chosen.channel
+
+    def first_token(self, replica_id: str, ttft_s: float) -> None:
+        """A request has had its first token there after so long."""
+        if (member := self._members.get(replica_id)) is not None:
+            old = member.ttft_s
+            member.ttft_s = ttft_s if old is None else (1 - _SMOOTH) * old + _SMOOTH * ttft_s
+
+    def backlog(self) -> Iterator[ReplicaBacklog]:
+        """The queue of each replica that would take a request, each when it is asked for."""
+        for member in self._members.values():
+            channel, load = member.channel, member.channel.load
+            if channel.usable:
+                yield ReplicaBacklog(
+                    max(load.pending_tokens, channel.queued_tokens),
+                    max(load.waiting, channel.num_streams - load.running),
+                    member.rate.tokens_per_s,
+                )
+
+    async def states(self) -> list[ReplicaState]:
+        """Of all replicas that answer, by id. Raises ApiError 503 when one does not in time."""
+        return await self._call("state")
+
+    async def drain(self, replica_id: str | None, within_s: float | None) -> list[ReplicaState]:
+        """Takes one replica, or all there are, out of rotation, for all gateways; see ChannelServer.take_out(). The
+        states after that, of the others too."""
+        return await self._call("drain", replica_id, within_s)
+
+    async def undrain(self, replica_id: str | None) -> list[ReplicaState]:
+        return await self._call("undrain", replica_id)
+
+    async def _call(self, method: str, *args: Any) -> list[ReplicaState]:
+        try:
+            call = self.handle.broadcast(method, *args)
+            answers = await call.results_async(timeout_s=_PATIENCE_S, return_exceptions=True)
+        except DeploymentUnavailableError:
+            return []
+        except TimeoutError:  # Serve then gives no answer of any
+            raise replica_silent(self.name, _PATIENCE_S) from None
+        return sorted((a for a in answers if isinstance(a, ReplicaState)), key=lambda state: state.replica_id)
+
+    async def _ask(self) -> None:
+        answers: list[Any]
+        try:
+            answers = await self.handle.broadcast("describe").results_async(
+                timeout_s=_PATIENCE_S, return_exceptions=True
+            )
+        except DeploymentUnavailableError:  # no replica, or none any more
+            answers = []
+        except Exception as error:  # too busy to say, or Serve is in trouble: the connections know better
+            log.warning("pool %s: no word from Serve: %s", self.name, type(error).__name__)
+            return
+        unfit = sorted({type(answer).__name__ for answer in answers if not isinstance(answer, ReplicaInfo)})
+        if unfit != self._unfit:
+            self._unfit = unfit
+            log.warning("pool %s: unfit replicas: %s", self.name, ", ".join(unfit) or "none any more")
+        infos = {info.address.replica_id: info for info in answers if isinstance(info, ReplicaInfo)}
+        self._follow(infos, len(unfit))
+        if (info := next(iter(infos.values()), None)) is not None:
+            said = (info.max_model_len, info.fingerprint)
+            if self._info is None or said != (self._info.max_model_len, self._info.fingerprint):
+                self._on_info(info)
+            self._info = info
+            if self._cold is not None:
+                self._cold.said(info.startup_s)
+
+    def _follow(self, infos: dict[str, ReplicaInfo], num_unfit: int) -> None:
+        """Connects to the replicas that are new, and lets go of those that are unfit or gone."""
+        for name in list(self._members):
+            if name not in infos or infos[name].address != self._members[name].channel.address:
+                channel = self._members.pop(name).channel
+                self._taken = channel.connected and not num_unfit  # one that fails breaks its connection
+                channel.retire()
+                self.prefixes.forget(name)
+        for name in infos.keys() - self._members.keys():
+            told = partial(self._told, name)
+            self._members[name] = _Member(ChannelClient(infos[name].address, self._note, self._rng, told))
+        self._note()
+
+    def _told(self, replica_id: str, added: list[bytes], removed: list[bytes]) -> None:
+        if not self._policy.wants_prefixes:
+            return
+        self.prefixes.add(replica_id, added)
+        self.prefixes.remove(replica_id, removed)
+
+    def _note(self) -> None:
+        self._on_usable(sum(member.channel.usable for member in self._members.values()))
+        leaving = {name for name, member in self._members.items() if member.channel.duty is Duty.LEAVING}
+        self._departures += len(leaving - self._leaving)
+        self._leaving = leaving
+        for member in self._members.values():
+            member.met |= member.channel.connected
+        if self._was_up and not self.up:
+            left = self._taken or bool(leaving)
+            log.log(logging.INFO if left and self._cold else logging.WARNING, "pool %s is down", self.name)
+        self._was_up = self.up
+        if self._was_up:
+            self._taken = False
+            if self._cold is not None:
+                self._cold.up()
+        elif leaving:
+            self._taken = True
+
+
+def _view(member: _Member) -> ReplicaView:
+    channel = member.channel
+    return ReplicaView(
+        channel.address.replica_id,
+        channel.load,
+        channel.num_streams,
+        channel.queued_tokens,
+        member.last_chosen,
+        member.ttft_s,
+    )

@@ -1,0 +1,43 @@
+"""ModelRouter: keeps the routing table. It sees no request of its gateways: they plan by copies of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from deployments.config.routing import RoutingConfig, compiled
+from deployments.routing.plan import RoutePlan, RouteRequest, plan
+from deployments.routing.table import RoutingTable
+
+
+class ModelRouter:
+    """Serve calls reconfigure() with the deployment's `user_config`, at the start and whenever that has changed."""
+
+    def __init__(
+        self,
+        pools: tuple[str, ...],
+        upstreams: tuple[str, ...],
+        tiers: Mapping[str, int],
+        standalone: tuple[str, ...] = (),
+    ) -> None:
+        """See router.config.compiled."""
+        self._pools = pools
+        self._upstreams = upstreams
+        self._tiers = dict(tiers)
+        self._standalone = standalone
+        self._table = self._compiled(RoutingConfig())
+
+    def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+        """Raises ValueError, which Serve reports, and then changes nothing."""
+        self._table = self._compiled(RoutingConfig.model_validate(user_config))
+
+    async def table(self, known: str) -> RoutingTable | None:
+        """None: its revision is still `known`."""
+        return None if known == self._table.revision else self._table
+
+    async def plan(self, request: RouteRequest) -> RoutePlan | None:
+        """For callers that ask too seldom to keep a table."""
+        return plan(request, self._table)
+
+    def _compiled(self, config: RoutingConfig) -> RoutingTable:
+        return compiled(config, self._pools, self._upstreams, self._tiers, self._standalone)

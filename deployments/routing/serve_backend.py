@@ -1,0 +1,205 @@
+"""The gateway's backend on Ray Serve: plans by its copy of the routing table, and lets the dispatcher do the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ray.serve.handle import DeploymentHandle
+
+from deployments.api.backend import ServedModel
+from deployments.api.errors import ModelUnavailableError, model_not_found, unsupported
+from deployments.config.application import ModelConfig
+from deployments.config.upstream import UpstreamConfig
+from deployments.observe.metrics import exposition
+from deployments.replica.info import ReplicaInfo, ReplicaState, Vacancy
+from deployments.routing.cold_start import ColdStart, serve_trouble
+from deployments.routing.destinations import Ask, Place, UpstreamPlace
+from deployments.routing.dispatch import Dispatcher
+from deployments.routing.hints import Origin
+from deployments.routing.plan import RouteRequest, Unfit, plan
+from deployments.routing.policies import POLICIES
+from deployments.routing.pool import Pool
+from deployments.routing.pool_destination import PoolPlace
+from deployments.routing.table import Route, RoutingTable
+from deployments.routing.table_feed import follow
+from deployments.upstream.client import Upstream
+from engine.errors import ContextLengthError
+from engine.types import GenerateRequest, TokenDelta
+
+_METRICS_TIMEOUT_S = 2.0
+_LOOK_S = 0.02
+_RETRY_AFTER_S = 5.0  # about what a replica's restart takes
+
+
+class ServeBackend:
+    """See gateway.backend.Backend. One per gateway replica; lives on its event loop."""
+
+    def __init__(
+        self,
+        models: Mapping[str, ServedModel],
+        configs: Sequence[ModelConfig],
+        upstreams: Sequence[UpstreamConfig],
+        router: DeploymentHandle[Any],
+        pools: Mapping[str, DeploymentHandle[Any]],
+        gateways: DeploymentHandle[Any],
+        zone: str = "",
+        region: str = "",
+        on_usable: Callable[[str, int], None] = lambda pool, replicas: None,
+    ) -> None:
+        """`models`: each pool's, under the pool's name, and each upstream's that can stand alone. `zone` and `region`
+        are this gateway's own. `on_usable` is told a pool and how many of its replicas would take a request from here.
+        Raises ValueError when an upstream's key is not to be had."""
+        self._gateways = gateways
+        self._by_pool = dict(models)
+        self._models: dict[str, ServedModel] = {}
+        self._table: RoutingTable | None = None  # as the router gave it
+        self._known: RoutingTable | None = None  # with what the pools say of themselves
+        self._zone, self._region = zone, region
+        self._on_usable = on_usable
+        clock = asyncio.get_running_loop().time
+        self._pools = {c.name: self._pool(c, pools[c.name], clock) for c in configs}
+        places: dict[str, Place] = {c.name: PoolPlace(self._pools[c.name], c.max_queue_s, clock) for c in configs}
+        places |= {config.name: UpstreamPlace(Upstream(config)) for config in upstreams}
+        self._dispatcher = Dispatcher(places, clock)
+        self._watch = [asyncio.create_task(pool.watch()) for pool in self._pools.values()]
+        self._watch.append(asyncio.create_task(follow(router, self._use)))
+
+    def models(self) -> Mapping[str, ServedModel]:
+        return self._models
+
+    async def acquaint(self, within_s: float) -> None:
+        """Returns when the table has come and all replicas that run are connected, or after `within_s`. A gateway that
+        joins others must not refuse what they would take."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self._known is None or not all(pool.acquainted for pool in self._pools.values()):
+                    await asyncio.sleep(_LOOK_S)
+
+    async def ready(self) -> bool:
+        """A pool that an operator has taken out of rotation is not waited for while another serves, and one at rest
+        only when its replicas have failed to start."""
+        fit = [pool.up or ((cold := pool.resting) is not None and not cold.failing) for pool in self._pools.values()]
+        drained = [pool.drained for pool in self._pools.values()]
+        up = not fit or (any(fit) and all(f or d for f, d in zip(fit, drained, strict=True)))
+        return self._known is not None and up
+
+    async def awaken(self, model_id: str) -> None:
+        route = self._known.routes.get(model_id) if self._known is not None else None
+        names = () if route is None else (*(share.target for share in route.shares), *route.fallbacks)
+        pools = [self._pools[name] for name in names if name in self._pools]
+        cold = next((cold for pool in pools if (cold := pool.resting) is not None), None)
+        if cold is None:
+            raise ModelUnavailableError(_RETRY_AFTER_S)
+        await cold.wait()
+
+    def vacancy(self, pool: str) -> Vacancy:
+        return self._pools[pool].vacancy
+
+    async def generate(
+        self, model_id: str, requests: tuple[GenerateRequest, ...], streamed: bool, origin: Origin
+    ) -> AsyncIterator[list[TokenDelta]]:
+        if self._known is None:
+            raise ModelUnavailableError(_RETRY_AFTER_S)
+        first = requests[0]
+        num_tokens = max(len(r.prompt) + r.sampling.max_tokens for r in requests)
+        route = plan(
+            RouteRequest(
+                model_id,
+                first.request_id,
+                origin.session,
+                origin.tier,
+                first.priority,
+                num_tokens,
+                origin.needs,
+                self._zone,
+                self._region,
+            ),
+            self._known,
+        )
+        if route is None:
+            raise model_not_found(model_id)
+        if route.unfit is not None:
+            raise self._unfit(route.unfit, model_id, num_tokens)
+        stream = self._dispatcher.generate(Ask(requests, streamed, origin), route)
+        try:
+            async for deltas in stream:
+                yield deltas
+        finally:
+            await stream.aclose()
+
+    async def pools(self) -> Mapping[str, Sequence[ReplicaState]]:
+        states = await asyncio.gather(*(pool.states() for pool in self._pools.values()))
+        return dict(zip(self._pools, states, strict=True))
+
+    async def drain(self, pool: str, replica_id: str | None, within_s: float | None) -> Sequence[ReplicaState]:
+        return await self._pools[pool].drain(replica_id, within_s)
+
+    async def undrain(self, pool: str, replica_id: str | None) -> Sequence[ReplicaState]:
+        return await self._pools[pool].undrain(replica_id)
+
+    async def metrics(self) -> bytes | None:
+        """Every process of the graph asked now. One that fails is left out, and a pool of which one does not answer in
+        time: Serve then gives no answer of any."""
+        calls = [pool.handle.broadcast("metric_families") for pool in self._pools.values()]
+        calls.append(self._gateways.broadcast("metric_families"))
+        answers = await asyncio.gather(
+            *(c.results_async(timeout_s=_METRICS_TIMEOUT_S, return_exceptions=True) for c in calls),
+            return_exceptions=True,
+        )
+        said = (families for a in answers if not isinstance(a, BaseException) for families in a)
+        return exposition(families for families in said if not isinstance(families, BaseException))
+
+    def _unfit(self, why: Unfit, model_id: str, num_tokens: int) -> Exception:
+        match why:
+            case Unfit.TIER:
+                return model_not_found(model_id)
+            case Unfit.ABILITY:
+                return unsupported("model", f"No pool of the model `{model_id}` can do what the request asks for.")
+        limit = self._models[model_id].max_model_len
+        return ContextLengthError(
+            f"This model's maximum context length is {limit} tokens. However, you requested {num_tokens} tokens. "
+            "Please reduce the length of the prompt or completion.",
+            "prompt",
+        )
+
+    # --------------------------------------------------------------------------------- the table and what pools say
+
+    def _use(self, table: RoutingTable) -> None:
+        self._table = table
+        self._refresh()
+
+    def _refresh(self) -> None:
+        if self._table is None:
+            return
+        room = {name: served.max_model_len for name, served in self._by_pool.items() if served.max_model_len}
+        self._known = self._table.with_room(room)
+        self._models = {model: self._served(route, self._known) for model, route in self._known.routes.items()}
+
+    def _served(self, route: Route, table: RoutingTable) -> ServedModel:
+        """A route as clients see it: the text side of its first pool, the context of its longest."""
+        targets = [table.targets[name] for name in (*(share.target for share in route.shares), *route.fallbacks)]
+        longest = max((t.longest or 0 for t in targets if t.room is not None), default=0)
+        return replace(self._by_pool[route.shares[0].target], id=route.model, max_model_len=longest)
+
+    def _pool(self, config: ModelConfig, handle: DeploymentHandle[Any], clock: Callable[[], float]) -> Pool:
+        name = config.name
+
+        def learn(info: ReplicaInfo) -> None:
+            self._by_pool[name] = replace(
+                self._by_pool[name], max_model_len=info.max_model_len, fingerprint=info.fingerprint
+            )
+            self._refresh()
+
+        policy = POLICIES.get(config.routing_policy)()
+        cold = None
+        if config.may_rest:
+            most = config.max_ongoing_requests
+            cold = ColdStart(name, handle, serve_trouble(handle), config.cold_start_timeout_s, most, clock)
+        usable = partial(self._on_usable, name)
+        return Pool(name, handle, policy, learn, random.Random(), config.engine.block_size, cold, usable)

@@ -1,0 +1,42 @@
+"""A gateway's copy of the routing table."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from grpc import RpcError  # type: ignore[import-untyped]
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from deployments.routing.table import RoutingTable
+
+log = logging.getLogger("ray.serve")
+
+_POLL_S = 0.5
+_PATIENCE_S = 2.0
+
+
+async def follow(router: DeploymentHandle[Any], on_table: Callable[[RoutingTable], None]) -> None:
+    """Until cancelled: asks ModelRouter for its table whenever that has changed. While it does not answer, the table
+    that was given last holds."""
+    known, lost = "", False
+    while True:
+        call: Any = router.table.remote(known)
+        try:
+            table: RoutingTable | None = await asyncio.wait_for(call, _PATIENCE_S)
+        except (TimeoutError, RayError, RayServeException, RpcError) as error:
+            if not lost:
+                log.warning("no routing table from the router: %s", type(error).__name__)
+            lost = True
+        else:
+            lost = False
+            if table is not None:
+                known = table.revision
+                on_table(table)
+        finally:
+            call.cancel()
+        await asyncio.sleep(_POLL_S)

@@ -1,0 +1,304 @@
+"""The gateway's cache of keys: what it asks the database, what it forgets, and what it does without a database."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from pathlib import Path
+from threading import Event
+
+import pytest
+from helpers_database import KINDS, new_database
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployments.accounts.database import Database
+from deployments.accounts.key_cache import KeyRing
+from deployments.accounts.key_store import Changes, Found, KeyStore
+from deployments.accounts.records import AccountError, Actor, DatabaseDownError, NewKey
+from deployments.accounts.secret import new_secret
+
+ME = Actor("cli:tests")
+
+
+class Watched(KeyStore):
+    """Counts calls; fails while `down`; while `held` is there, look-ups wait in their threads after they have read."""
+
+    down = False
+    held: Event | None = None
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.calls: Counter[str] = Counter()
+        self.has_read = Event()
+
+    def find(self, secret: str) -> Found | None:
+        self.calls["find"] += 1
+        self._fail()
+        found = super().find(secret)
+        self.has_read.set()
+        if self.held is not None:
+            self.held.wait()
+        return found
+
+    def changes(self, since: int | None) -> Changes:
+        self.calls["changes"] += 1
+        self._fail()
+        return super().changes(since)
+
+    def _fail(self) -> None:
+        if self.down:
+            raise DatabaseDownError("down")
+
+
+class Time:
+    """Both clocks."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(params=KINDS)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Watched]:
+    with new_database(request, tmp_path) as setting:
+        database = Database(setting)
+        database.migrate()
+        yield Watched(database)
+        database.close()
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+async def ring(store: Watched, time: Time) -> AsyncIterator[KeyRing]:
+    ring = KeyRing(store, fresh_s=5.0, poll_s=0.01, grace_s=60.0, clock=time, monotonic=time)
+    await ring.refresh()
+    yield ring
+    ring.close()
+
+
+async def test_a_key_is_read_once_while_it_is_fresh(store: Watched, ring: KeyRing, time: Time) -> None:
+    key, secret = store.create(NewKey("acme"), ME)
+    await ring.refresh()
+    assert [await ring.find(secret) for _ in range(3)] == [key] * 3
+    assert store.calls["find"] == 1
+    time.now += 5.1
+    assert await ring.find(secret) == key
+    assert store.calls["find"] == 2
+
+
+async def test_a_change_is_seen_at_the_next_look(store: Watched, ring: KeyRing) -> None:
+    key, secret = store.create(NewKey("acme"), ME)
+    other, other_secret = store.create(NewKey("acme"), ME)
+    await ring.refresh()
+    await ring.find(secret), await ring.find(other_secret)
+    store.revoke(key.id, ME)
+    await ring.refresh()
+    found = await ring.find(secret)
+    assert found is not None and found.revoked_at is not None
+    assert await ring.find(other_secret) == other
+    assert store.calls["find"] == 3  # only the changed key was read again
+
+
+async def test_rotation_ends_the_old_secret(store: Watched, ring: KeyRing, time: Time) -> None:
+    store._clock = time
+    key, old = store.create(NewKey("acme"), ME)
+    await ring.find(old)
+    _, new = store.rotate(key.id, 3.0, ME)
+    await ring.refresh()
+    for secret in (old, new):
+        found = await ring.find(secret)
+        assert found is not None and found.id == key.id
+    time.now += 3.0  # still in the cache, and not asked for again
+    assert await ring.find(old) is None
+    assert await ring.find(new) is not None
+
+
+async def test_unknown_keys_are_asked_for_once_in_a_while(store: Watched, ring: KeyRing, time: Time) -> None:
+    secret = new_secret()
+    for wrong in (secret, secret, "sk-demo", "x" * 5000):
+        assert await ring.find(wrong) is None
+    assert store.calls["find"] == 1
+    store.create(NewKey("acme"), ME)
+    await ring.refresh()  # any change may have made it known
+    await ring.find(secret)
+    time.now += 2.1
+    await ring.find(secret)
+    assert store.calls["find"] == 3
+
+
+async def test_caches_are_bounded(store: Watched, ring: KeyRing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.accounts.key_cache._MAX_KNOWN", 2)
+    monkeypatch.setattr("deployments.accounts.key_cache._MAX_UNKNOWN", 2)
+    secrets = [store.create(NewKey("acme"), ME)[1] for _ in range(3)]
+    await ring.refresh()
+    for secret in [*secrets, *(new_secret() for _ in range(3))]:
+        await ring.find(secret)
+    assert (len(ring._known), len(ring._unknown)) == (2, 2)
+
+
+async def test_one_query_for_many_that_ask_at_once(store: Watched, ring: KeyRing) -> None:
+    key, secret = store.create(NewKey("acme"), ME)
+    await ring.refresh()
+    store.held = Event()
+    asking = [asyncio.create_task(ring.find(secret)) for _ in range(20)]
+    await asyncio.sleep(0)
+    asking[0].cancel()  # who leaves does not take the others along
+    store.held.set()
+    answers = await asyncio.gather(*asking, return_exceptions=True)
+    assert answers[1:] == [key] * 19 and isinstance(answers[0], asyncio.CancelledError)
+    assert store.calls["find"] == 1
+
+
+async def test_what_was_read_before_a_change_is_not_kept_after_it(store: Watched, ring: KeyRing) -> None:
+    """The look-up reads, the key is revoked, the ring sees that, and only then does the look-up come back."""
+    key, secret = store.create(NewKey("acme"), ME)
+    await ring.refresh()
+    store.held = Event()
+    slow = asyncio.create_task(ring.find(secret))
+    await asyncio.sleep(0)
+    await asyncio.to_thread(store.has_read.wait)
+    store.revoke(key.id, ME)
+    await ring.refresh()
+    store.held.set()
+    await slow
+    found = await ring.find(secret)
+    assert found is not None and found.revoked_at is not None
+
+
+async def test_an_outage(store: Watched, ring: KeyRing, time: Time, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    key, secret = store.create(NewKey("acme"), ME)
+    _, unused = store.create(NewKey("acme"), ME)
+    await ring.refresh()
+    await ring.find(secret)
+    store.down = True
+    for _ in range(3):
+        with pytest.raises(DatabaseDownError):
+            await ring.refresh()
+    finds = store.calls["find"]
+    time.now += 59.0
+    assert await ring.find(secret) == key  # in use before: goes on
+    for other in (unused, new_secret()):
+        with pytest.raises(DatabaseDownError):  # nobody can say whether these are keys
+            await ring.find(other)
+    time.now += 2.0
+    with pytest.raises(DatabaseDownError):  # the grace time is over
+        await ring.find(secret)
+    assert store.calls["find"] == finds  # it is known to be down: nobody waits for it
+    assert await ring.find("not-one-of-ours") is None
+    store.down = False
+    await ring.refresh()
+    assert await ring.find(secret) == key and await ring.find(unused) is not None
+    assert [r.levelname for r in caplog.records if "database" in r.message] == ["ERROR", "WARNING"]
+    assert not any(s in caplog.text for s in (secret, unused))
+
+
+async def test_an_outage_that_starts_between_two_looks(store: Watched, ring: KeyRing, time: Time) -> None:
+    key, secret = store.create(NewKey("acme"), ME)
+    await ring.refresh()
+    await ring.find(secret)
+    store.down = True
+    time.now += 6.0
+    assert await ring.find(secret) == key
+
+
+async def test_a_revocation_during_an_outage_is_seen_after_it(store: Watched, ring: KeyRing) -> None:
+    key, secret = store.create(NewKey("acme"), ME)
+    await ring.refresh()
+    await ring.find(secret)
+    store.down = True
+    with pytest.raises(DatabaseDownError):
+        await ring.refresh()
+    store.revoke(key.id, ME)
+    store.down = False
+    await ring.refresh()
+    found = await ring.find(secret)
+    assert found is not None and found.revoked_at is not None
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.tuples(st.sampled_from(["create", "revoke", "disable", "rotate", "look", "find"]), st.integers(0, 5)))
+)
+async def test_after_a_look_the_ring_says_what_the_store_says(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
+) -> None:
+    database = Database(str(tmp_path_factory.mktemp("ring") / "keys.db"))
+    database.migrate()
+    store, time = Watched(database), Time()
+    store._clock = time
+    ring = KeyRing(store, fresh_s=1e9, poll_s=1.0, grace_s=60.0, clock=time, monotonic=time)
+    await ring.refresh()
+    ids, secrets = [store.create(NewKey("acme"), ME)[0].id], [new_secret()]
+    for step, which in steps:
+        key_id = ids[which % len(ids)]
+        time.now += 1.0
+        with suppress(AccountError):  # the key is revoked
+            match step:
+                case "create":
+                    key, secret = store.create(NewKey("acme"), ME)
+                    ids.append(key.id)
+                    secrets.append(secret)
+                case "revoke":
+                    store.revoke(key_id, ME)
+                case "disable":
+                    store.update(key_id, {"disabled": which % 2 == 0}, ME)
+                case "rotate":
+                    secrets.append(store.rotate(key_id, 2.0 * which, ME)[1])
+                case "look":
+                    await ring.refresh()
+                case "find":
+                    await ring.find(secrets[which % len(secrets)])
+    await ring.refresh()
+    for secret in secrets:
+        found = store.find(secret)
+        alive = found is not None and (found.until is None or found.until > time.now)
+        assert await ring.find(secret) == (found.key if found is not None and alive else None)
+    ring.close()
+    database.close()
+
+
+async def test_watching_prepares_and_keeps_up(tmp_path: Path) -> None:
+    database = Database(str(tmp_path / "late.db"))
+    store, tries = Watched(database), Counter[str]()
+
+    def prepare() -> None:
+        tries["prepare"] += 1
+        if tries["prepare"] < 3:
+            raise DatabaseDownError("not yet")
+        database.migrate()
+
+    ring = KeyRing(store, fresh_s=60.0, poll_s=0.01, grace_s=60.0, prepare=prepare)
+    watch = asyncio.create_task(ring.watch())
+    try:
+        while not store.calls["changes"]:
+            await asyncio.sleep(0.005)
+        assert tries["prepare"] == 3
+        key, secret = await asyncio.to_thread(store.create, NewKey("acme"), ME)
+        assert await ring.find(secret) == key
+        await asyncio.to_thread(store.revoke, key.id, ME)
+        while (found := await ring.find(secret)) is not None and found.revoked_at is None:
+            await asyncio.sleep(0.005)
+        assert found is not None
+    finally:
+        watch.cancel()
+        ring.close()
+        database.close()
+
+
+async def test_a_flood_of_new_secrets_does_not_pile_up(store: Watched, ring: KeyRing) -> None:
+    store.held = Event()
+    asking = [asyncio.create_task(ring.find(new_secret())) for _ in range(100)]
+    await asyncio.sleep(0)
+    store.held.set()
+    answers = await asyncio.gather(*asking, return_exceptions=True)
+    assert [isinstance(a, DatabaseDownError) for a in answers] == [False] * 64 + [True] * 36

@@ -1,0 +1,78 @@
+"""A gateway that has no pool of its own: its models are served by upstreams."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from helpers_gateway import demo_text
+from helpers_upstream import StandIn
+
+from deployments.api.backend import ServedModel
+from deployments.api.errors import ApiError
+from deployments.config.routing import RoutingConfig, compiled
+from deployments.config.upstream import UpstreamConfig
+from deployments.routing import serve_backend, table_feed
+from deployments.routing.hints import Origin
+from deployments.routing.serve_backend import ServeBackend
+from deployments.routing.table import RoutingTable
+from deployments.upstream.client import Upstream
+from engine.errors import ContextLengthError
+from engine.types import GenerateRequest, SamplingParams
+
+CONFIG = UpstreamConfig(name="far", base_url="http://far/v1", tokenizer="here", max_model_len=100)
+
+
+class Router:
+    """Its handle."""
+
+    class Call:
+        def __await__(self) -> Any:
+            yield from asyncio.sleep(0).__await__()
+            return Router.answer()
+
+        def cancel(self) -> None:
+            pass
+
+    @staticmethod
+    def answer() -> RoutingTable:
+        return compiled(RoutingConfig(), (), ("far",), {"default": 0}, ("far",))
+
+    @property
+    def table(self) -> Router:
+        return self
+
+    def remote(self, known: str) -> Call:
+        return Router.Call()
+
+
+async def test_upstreams_alone_are_ready_and_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = StandIn()
+    monkeypatch.setattr(serve_backend, "Upstream", lambda config: Upstream(config, stand_in))
+    monkeypatch.setattr(table_feed, "_POLL_S", 0.002)
+    served = {"far": ServedModel("far", 0, "far", 100, demo_text())}
+    tasks = asyncio.all_tasks()
+    backend = ServeBackend(served, (), (CONFIG,), Router(), {}, None)  # type: ignore[arg-type]
+    try:
+        async with asyncio.timeout(60):
+            while not await backend.ready():
+                await asyncio.sleep(0.001)
+        assert [(m.id, m.max_model_len, m.owned_by) for m in backend.models().values()] == [("far", 100, "far")]
+
+        async def ask(num_tokens: int, **fields: Any) -> str:
+            request = GenerateRequest("r", (1, 2, 3), SamplingParams(max_tokens=num_tokens))
+            origin = Origin("/chat/completions", {"model": "far", "messages": [], **fields})
+            stream = backend.generate("far", (request,), True, origin)
+            return "".join([delta.text async for deltas in stream for delta in deltas])
+
+        assert await ask(20) == "one two"
+        [(_, sent)] = stand_in.asked
+        assert (sent["model"], sent["max_tokens"], sent["stream"]) == ("far", 20, True)
+        with pytest.raises(ContextLengthError):
+            await ask(98)
+        with pytest.raises(ApiError, match="No pool of the model"):
+            await ask(20, logprobs=True)
+    finally:
+        for task in asyncio.all_tasks() - tasks:
+            task.cancel()

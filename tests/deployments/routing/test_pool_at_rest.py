@@ -1,0 +1,191 @@
+"""The gateway's backend over a pool that may be without replicas, and what clients and operators see of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from helpers_gateway import MODEL, FakeBackend, client, demo_model, demo_text, error_of
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import DeploymentUnavailableError
+
+from deployments.api.backend import ServedModel
+from deployments.api.errors import ModelUnavailableError
+from deployments.config.application import ModelConfig
+from deployments.config.autoscaling import ScalingConfig
+from deployments.config.routing import RoutingConfig, compiled
+from deployments.replica.info import Address, Duty, Load, ReplicaInfo, Vacancy
+from deployments.routing import pool as pool_module
+from deployments.routing import serve_backend as backend_module
+from deployments.routing import table_feed
+from deployments.routing.serve_backend import ServeBackend
+from engine.config import EngineConfig
+
+
+@dataclass
+class Replica:
+    """The connection to one."""
+
+    address: Address
+    usable: bool = True
+    connected: bool = True
+    duty: Duty = Duty.ACTIVE
+    load: Load = field(default_factory=Load)
+
+    def retire(self) -> None:
+        pass
+
+
+@dataclass
+class Serve:
+    """Pool and router by their handles. A call is what wakes the pool, if it `wakes`."""
+
+    replicas: int = 0
+    wakes: bool = True
+    calls: int = 0
+
+    def broadcast(self, method: str) -> Serve:
+        return self
+
+    async def results_async(self, **_: Any) -> list[ReplicaInfo]:
+        if not self.replicas:
+            raise DeploymentUnavailableError(DeploymentID("pool", "app"))
+        return [ReplicaInfo(512, "fp", Address("r1", "127.0.0.1", 1, b""), (), 9.0)]
+
+    @property
+    def state(self) -> Serve:
+        return self
+
+    def remote(self) -> Any:
+        self.calls += 1
+        self.replicas += self.wakes
+        return _Call(None if self.wakes else asyncio.Event().wait())
+
+
+class Router:
+    @property
+    def table(self) -> Router:
+        return self
+
+    def remote(self, known: str) -> Any:
+        return _Call(_value(compiled(RoutingConfig(), ("a",), (), {"default": 0})))
+
+
+class _Call:
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    def cancel(self) -> None:
+        if self._answer is not None:
+            self._answer.close()
+
+    def __await__(self) -> Any:
+        return (self._answer or _value(None)).__await__()
+
+
+async def _value(value: Any) -> Any:
+    return value
+
+
+@asynccontextmanager
+async def backend(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ServeBackend]:
+    members: list[Replica] = []
+
+    def connect(address: Address, *_: object) -> Replica:
+        members.append(Replica(address))
+        return members[-1]
+
+    async def calm() -> None:
+        return None
+
+    monkeypatch.setattr(pool_module, "ChannelClient", connect)
+    monkeypatch.setattr(pool_module, "_POLL_S", 0.002)
+    monkeypatch.setattr(table_feed, "_POLL_S", 0.002)
+    monkeypatch.setattr(backend_module, "serve_trouble", lambda handle: calm)
+    config = ModelConfig(name="a", replicas=0, autoscaling=ScalingConfig(min_replicas=0), engine=EngineConfig("none"))
+    tasks = asyncio.all_tasks()
+    router: Any = Router()
+    pool: Any = serve
+    made = ServeBackend({"a": ServedModel("a", 0, "tests", 0, demo_text())}, (config,), (), router, {"a": pool}, pool)
+    try:
+        await made.acquaint(60)
+        yield made
+    finally:
+        for task in asyncio.all_tasks() - tasks:
+            task.cancel()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_it_is_listed_and_ready_while_it_rests_and_woken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve = Serve()
+    async with backend(serve, monkeypatch) as b:
+        assert list(b.models()) == ["a"] and b.models()["a"].max_model_len == 0
+        assert await b.ready() and b.vacancy("a") is Vacancy.ASLEEP and not serve.calls
+        await asyncio.gather(*(b.awaken("a") for _ in range(4)))
+        assert serve.calls == 1 and b.models()["a"].max_model_len == 512 and await b.ready()
+        with pytest.raises(ModelUnavailableError):
+            await b.awaken("a")  # it is up: that is not what it lacks
+        serve.replicas = 0
+        await until(lambda: b._pools["a"].resting is not None)
+        assert await b.ready() and b.vacancy("a") is Vacancy.ASLEEP
+        assert b.models()["a"].max_model_len == 512  # which is known now
+
+
+async def test_one_that_fails_to_start_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve = Serve(wakes=False)
+    async with backend(serve, monkeypatch) as b:
+        task = asyncio.create_task(b.awaken("a"))
+        await until(lambda: b.vacancy("a") is Vacancy.STARTING)
+        assert await b.ready()
+        task.cancel()
+        cold = b._pools["a"].resting
+        assert cold is not None
+        cold.failing = True
+        cold._task = None
+        assert not await b.ready() and b.vacancy("a") is Vacancy.FAILING
+
+
+async def test_one_taken_out_of_rotation_is_not_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve = Serve(replicas=1)
+    async with backend(serve, monkeypatch) as b:
+        await until(lambda: b._pools["a"].up)
+        [member] = b._pools["a"]._members.values()
+        channel: Any = member.channel
+        channel.usable, channel.duty = False, Duty.DRAINED
+        assert b._pools["a"].resting is None
+        with pytest.raises(ModelUnavailableError):
+            await b.awaken("a")
+        assert not serve.calls
+
+
+async def test_a_model_of_unknown_length_is_woken_before_its_request_is_read() -> None:
+    unknown = ServedModel(MODEL, 0, "tests", 0, demo_text())
+    backend = FakeBackend(served={MODEL: unknown}, asleep=demo_model())
+    body = {"model": MODEL, "prompt": "Count:", "max_tokens": 3}
+    async with client(backend) as http:
+        assert (await http.post("/v1/completions", json=body)).status_code == 200
+        assert (await http.post("/v1/completions", json=body)).status_code == 200
+        assert backend.awakened == [MODEL]
+        error_of(await http.post("/v1/completions", json={**body, "model": "none"}), 404)
+    async with client(FakeBackend(served={MODEL: unknown})) as http:
+        error_of(await http.post("/v1/completions", json=body), 503)
+
+
+async def test_the_admin_api_says_why_a_pool_has_no_replica() -> None:
+    backend = FakeBackend(replicas={MODEL: []})
+    async with client(backend) as http:
+        [pool] = (await http.get("/admin/v1/pools")).json()["data"]
+        assert (pool["status"], pool["replicas"]) == ("asleep", [])
+        assert (await http.post("/admin/v1/drain", json={"pool": MODEL})).json()["status"] == "asleep"
+    async with client(FakeBackend()) as http:
+        assert (await http.get("/admin/v1/pools")).json()["data"][0]["status"] == "up"
+        assert (await http.post("/admin/v1/drain", json={"pool": MODEL})).json()["status"] == "drained"
