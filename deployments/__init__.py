@@ -1,0 +1,1 @@
+"""The Serve graph of the product, its settings and the command `sluice`."""
