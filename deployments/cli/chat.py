@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from deployments.upstream.events import DONE, EventParser
+
 if TYPE_CHECKING:
     import httpx
 
@@ -99,8 +101,9 @@ def _stream(client: httpx.Client, model: str, messages: list[dict[str, str]]) ->
             if response.status_code != 200:
                 response.read()
                 raise ChatError(_message(response))
-            for line in response.iter_lines():
-                if not line.startswith("data:") or (data := line[5:].strip()) == "[DONE]":
+            parser = EventParser()
+            for data in (data for chunk in response.iter_bytes() for data in parser.feed(chunk)):
+                if data.strip() == DONE:
                     continue
                 event = json.loads(data)
                 if error := event.get("error"):

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from deployments.upstream.errors import UpstreamDownError, UpstreamError, UpstreamRefusedError
+from deployments.upstream.events import DONE
 from engine.types import FinishReason, TokenDelta
 
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
@@ -41,7 +42,7 @@ class Answer:
         """The text of some events, at most one delta per choice. Reads as far as they are good: then `fault` is
         UpstreamDownError for what is no chunk, or UpstreamRefusedError for content it will not go on with."""
         for payload in batch:
-            if payload.strip() == b"[DONE]":
+            if payload.strip() == DONE:
                 self.done = True
                 break
             try:

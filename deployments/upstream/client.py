@@ -21,7 +21,7 @@ from deployments.upstream.errors import (
     UpstreamRefusedError,
     UpstreamSlowError,
 )
-from deployments.upstream.events import payloads
+from deployments.upstream.events import EventParser, EventTooLargeError
 from deployments.upstream.wires import Reply, wire
 from engine.errors import ContextLengthError
 from engine.types import TokenDelta
@@ -79,9 +79,13 @@ class Upstream:
             if reply.headers.get("content-type", "").partition(";")[0].strip().lower() != "text/event-stream":
                 raise UpstreamDownError("an answer that is no event stream")
             answer = Answer(call.request_ids, call.n)
-            chunks = reply.chunks()
-            async for batch in payloads(chunks):
-                if deltas := answer.read(batch):
+            events, chunks = EventParser(), reply.chunks()
+            async for chunk in chunks:
+                try:
+                    deltas = answer.read(events.feed(chunk))
+                except EventTooLargeError as error:
+                    raise UpstreamDownError(str(error)) from None
+                if deltas:
                     yield deltas
                 if answer.fault is not None:
                     raise answer.fault
