@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -10,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autoscaling.report.figure import COLOURS
+from autoscaling.simulator.run import Outcome
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-from autoscaling.simulator.run import Outcome
-
 _POINTS = 600  # of a curve
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito's
 
 
 def draw(outcomes: Sequence[tuple[str, Outcome]], ttft_slo_s: float) -> Figure:
@@ -34,7 +33,7 @@ def draw(outcomes: Sequence[tuple[str, Outcome]], ttft_slo_s: float) -> Figure:
     arrivals.set_ylabel("requests/s")
     arrivals.set_title("; ".join((trace.name, *trace.notes)), fontsize=9, loc="left")
     for i, (label, outcome) in enumerate(outcomes):
-        look: dict[str, Any] = {"color": _COLOURS[i % len(_COLOURS)], "linewidth": 1.2, "label": label}
+        look: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "linewidth": 1.2, "label": label}
         line = outcome.timeline
         replicas.step(*_thin(line.at_s / unit_s, line.serving), where="post", **look)
         backlog.plot(*_peaks(line.at_s, line.backlog_s / np.maximum(line.serving, 1), edges, unit_s), **look)
@@ -53,23 +52,6 @@ def draw(outcomes: Sequence[tuple[str, Outcome]], ttft_slo_s: float) -> Figure:
     for axes in (arrivals, replicas, backlog):
         axes.set_ylim(bottom=0)
     return figure
-
-
-def as_svg(figure: Figure) -> str:
-    """The element alone, for use inside a page; the same text for the same figure."""
-    from matplotlib import rc_context
-
-    out = io.StringIO()
-    with rc_context({"svg.hashsalt": "sluicegate", "svg.fonttype": "none"}):
-        figure.savefig(out, format="svg", metadata={"Date": None})
-    text = out.getvalue()
-    return text[text.index("<svg") :]
-
-
-def as_png(figure: Figure) -> bytes:
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=80)
-    return out.getvalue()
 
 
 Array = NDArray[np.float64]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,21 +70,6 @@ def cells(summary: Summary) -> tuple[str, ...]:
         str(s.reversals),
         str(s.rejected),
     )
-
-
-def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned; the first column to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    lines = []
-    for row in (heads, *rows):
-        first, *rest = zip(row, widths, strict=True)
-        lines.append("  ".join([first[0].ljust(first[1]), *(text.rjust(width) for text, width in rest)]))
-    return "\n".join(lines)
-
-
-def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    rule = ["---", *["---:"] * (len(heads) - 1)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (heads, rule, *rows))
 
 
 def _seconds(value: float | None) -> str:

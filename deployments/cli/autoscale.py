@@ -111,7 +111,8 @@ def _checked(run: Any) -> Any:
 def _simulate(args: argparse.Namespace) -> int:
     from autoscaling.comparison import Baseline
     from autoscaling.progress import ProgressBar
-    from autoscaling.report.summary import HEADS, cells, summarise, text_table
+    from autoscaling.report.summary import HEADS, cells, summarise
+    from autoscaling.report.tables import text_table
     from autoscaling.settings import PolicyError
     from autoscaling.simulator.run import simulate
 
@@ -144,13 +145,12 @@ def _simulate(args: argparse.Namespace) -> int:
     else:
         print(*facts, "", text_table(HEADS, [cells(s) for s in summaries]), sep="\n")
     if args.out is not None:
-        from autoscaling.report.page import page
-        from autoscaling.report.plots import as_png, as_svg, draw
+        from autoscaling.report.figure import as_png
+        from autoscaling.report.plots import draw
+        from autoscaling.report.simulation import simulation_page
 
         figure = draw(outcomes, args.ttft_slo)
-        args.out.write_text(
-            page(f"Scaling: {trace.name}", facts, summaries, outcomes, as_svg(figure)), encoding="utf-8"
-        )
+        args.out.write_text(simulation_page(trace.name, facts, summaries, outcomes, figure), encoding="utf-8")
         args.out.with_suffix(".png").write_bytes(as_png(figure))
         print(f"wrote {args.out} and {args.out.with_suffix('.png')}", file=sys.stderr)
     return 0
@@ -159,7 +159,7 @@ def _simulate(args: argparse.Namespace) -> int:
 def _compare(args: argparse.Namespace) -> int:
     from autoscaling.comparison import Comparison, compare
     from autoscaling.progress import ProgressBar
-    from autoscaling.report.summary import markdown_table, text_table
+    from autoscaling.report.tables import markdown_table, text_table
 
     bar = ProgressBar()
     spec, baseline = _spec(args, args.policy), _spec(args, args.baseline)
@@ -179,7 +179,8 @@ def _compare(args: argparse.Namespace) -> int:
 
 def _tune(args: argparse.Namespace) -> int:
     from autoscaling.progress import ProgressBar
-    from autoscaling.report.summary import HEADS, cells, text_table
+    from autoscaling.report.summary import HEADS, cells
+    from autoscaling.report.tables import text_table
     from autoscaling.tuning import as_yaml, tune
 
     if args.out is not None:
