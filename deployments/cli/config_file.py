@@ -13,10 +13,10 @@ class CommandError(Exception):
 
 def read_application(path: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """The file, and the application in it that is ours; empty when there is none. Raises CommandError."""
-    from deployments.config.serve_file import BUILDER, ConfigFileError, read_yaml
+    from deployments.config.serve_file import BUILDER, ConfigFileError, read_config
 
     try:
-        raw = read_yaml(path)
+        raw = read_config(path)
     except ConfigFileError as error:
         raise CommandError(error.problems[0]) from None
     apps = raw.get("applications")

@@ -22,6 +22,7 @@ from deployments.config.check_tls import tls_problems
 from deployments.config.pinned_prompts import faults as pin_faults
 from deployments.config.problems import Path as KeyPath
 from deployments.config.problems import Problem, dotted, unknown, unknown_keys, without, wrong_values
+from deployments.config.yaml_file import YamlFileError, read_yaml
 from engine.errors import ModelFileError
 from engine.models.locate import resolve
 
@@ -61,7 +62,7 @@ class ServeFile:
     @classmethod
     def load(cls, path: str, overrides: Sequence[str] = ()) -> ServeFile:
         """Raises ConfigFileError with every problem found."""
-        return cls._checked(path, read_yaml(path), overrides, label=f"{path}: ")
+        return cls._checked(path, read_config(path), overrides, label=f"{path}: ")
 
     @classmethod
     def for_model(
@@ -110,21 +111,12 @@ class ServeFile:
         return cls(source, raw, config, str(app.get("name", "default")), tuple(table.routes), pooled)
 
 
-def read_yaml(path: str) -> dict[str, Any]:
-    """The mapping in `path`. Raises ConfigFileError: no such file, not YAML, a key given twice."""
+def read_config(path: str) -> dict[str, Any]:
+    """The mapping in `path`, not yet checked. Raises ConfigFileError: no such file, not YAML, a key given twice."""
     try:
-        with open(path, encoding="utf-8") as file:
-            value = yaml.load(file, Loader=_UniqueKeys)
-    except OSError as error:
-        raise ConfigFileError([f"{path}: {error.strerror or error}"]) from None
-    except UnicodeDecodeError:
-        raise ConfigFileError([f"{path}: not UTF-8 text"]) from None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else path
-        raise ConfigFileError([f"{where}: {error.problem}"]) from None
-    except yaml.YAMLError as error:
-        raise ConfigFileError([f"{path}: {' '.join(str(error).split())}"]) from None
+        value = read_yaml(path)
+    except YamlFileError as error:
+        raise ConfigFileError([str(error)]) from None
     if not isinstance(value, dict):
         raise ConfigFileError([f"{path}: must be a mapping with the key applications"])
     return value
@@ -284,18 +276,3 @@ def _line(problem: Problem, places: Mapping[KeyPath, str], label: str) -> str:
         path = problem.path[len(at) :] if problem.path[: len(at)] == at else problem.path
         return str(Problem(path, problem.message))
     return f"{label}{problem}"
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a key given twice, of which YAML would silently keep the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[object] = set()
-        for key_node, _ in node.value:
-            if isinstance(key_node, yaml.ScalarNode):
-                if key_node.value in seen and key_node.value != "<<":
-                    raise yaml.MarkedYAMLError(
-                        problem=f"key {key_node.value} is given twice", problem_mark=key_node.start_mark
-                    )
-                seen.add(key_node.value)
-        return super().construct_mapping(node, deep)

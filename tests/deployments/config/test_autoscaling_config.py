@@ -14,7 +14,7 @@ from deployments.cli.main import main
 from deployments.config.application import ModelConfig
 from deployments.config.autoscaling import ScalingConfig
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "cluster_configs" / "autoscale.yaml"
 
 

@@ -9,9 +9,9 @@ import pytest
 from helpers_tls import self_signed
 
 from deployments.config.check_tls import tls_problems
-from deployments.config.serve_file import ConfigFileError, ServeFile, problems, read_yaml
+from deployments.config.serve_file import ConfigFileError, ServeFile, problems, read_config
 
-EXAMPLE = str(Path(__file__).parents[2] / "cluster_configs/tls.yaml")
+EXAMPLE = str(Path(__file__).parents[3] / "cluster_configs/tls.yaml")
 
 
 def found(**http: object) -> list[tuple[str, str]]:
@@ -71,7 +71,7 @@ def test_an_unreadable_key(tmp_path: Path) -> None:
 
 
 def test_the_example_is_valid_with_files_of_yours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [str(problem).partition(": ")[0] for problem in problems(read_yaml(EXAMPLE))] == [
+    assert [str(problem).partition(": ")[0] for problem in problems(read_config(EXAMPLE))] == [
         "http_options.ssl_certfile",
         "http_options.ssl_keyfile",
     ]

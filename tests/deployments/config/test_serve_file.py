@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deployments.config.serve_file import ConfigFileError, ServeFile, override, read_yaml
+from deployments.config.serve_file import ConfigFileError, ServeFile, override, read_config
 
 
 @pytest.fixture
@@ -191,13 +191,13 @@ def test_not_a_config(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(text)
     with pytest.raises(ConfigFileError) as info:
-        read_yaml(str(path))
+        read_config(str(path))
     assert info.value.problems == (f"{path}{expected}",)
 
 
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigFileError, match="No such file"):
-        read_yaml(str(tmp_path / "none.yaml"))
+        read_config(str(tmp_path / "none.yaml"))
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,15 @@ import pytest
 
 from deployments.config.application import ServeConfig
 from deployments.config.limits import LimitsConfig
-from deployments.config.serve_file import override, problems, read_yaml
+from deployments.config.serve_file import override, problems, read_config
 from deployments.config.tiers import UNLIMITED, Tier, resolve
 
-FILE = str(Path(__file__).parents[2] / "cluster_configs" / "tiers.yaml")
+FILE = str(Path(__file__).parents[3] / "cluster_configs" / "tiers.yaml")
 GATEWAY = "applications[0].args.gateway"
 
 
 def raw(*changes: str) -> dict[str, Any]:
-    value = read_yaml(FILE)
+    value = read_config(FILE)
     for change in changes:
         override(value, change)
     return value
