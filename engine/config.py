@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from engine.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = (*DTYPES, "fp8_e4m3", "fp8_e5m2", "int8")
 PREEMPTION_MODES = ("auto", "swap", "recompute")
-
-
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """What a step takes, in seconds: `base_s`, and so much for each prompt token, for each pair of a prompt token and
-    one before it, for each sequence that decodes, and for each token that one attends to."""
-
-    base_s: float
-    prefill_token_s: float = 0.0
-    prefill_pair_s: float = 0.0
-    decode_seq_s: float = 0.0
-    decode_context_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("base_s", "prefill_token_s", "prefill_pair_s", "decode_seq_s", "decode_context_s"):
-            if not 0.0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +50,8 @@ class EngineConfig:
     prefixes; None is 1 for "swap", else 0. What has to leave that goes to a file of `disk_kv_cache_gib`, if any, in
     `disk_kv_cache_dir` (None: the system's directory for temporary files), which is gone when the engine is.
 
-    `num_threads` None: one per core. `stand_in_step_ms`: what a step of executor "stand_in", which has no model,
-    takes; `stand_in_times` instead of it lets that depend on what is in the step, as that of a model does.
+    `num_threads` None: one per core. `executor` is "local", or `module:Class` for one that is not part of the engine;
+    `executor_options` are that one's own settings.
     """
 
     model: str
@@ -79,6 +64,7 @@ class EngineConfig:
     attention_backend: str = "auto"
     deterministic: bool = False
     executor: str = "local"
+    executor_options: Mapping[str, Any] = field(default_factory=dict)
     tensor_parallel_size: int = 1
     block_size: int = 16
     num_kv_blocks: int | None = None
@@ -104,8 +90,6 @@ class EngineConfig:
     disk_kv_cache_dir: str | None = None
     seed: int = 0
     num_threads: int | None = None
-    stand_in_step_ms: float = 30.0
-    stand_in_times: StepTimes | None = None
 
     def __post_init__(self) -> None:
         for name, low in _MINIMA.items():
@@ -152,5 +136,4 @@ _MINIMA = {
     "host_kv_cache_gib": 0.0,
     "disk_kv_cache_gib": 0.0,
     "num_threads": 1,
-    "stand_in_step_ms": 0.0,
 }

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from engine.config import EngineConfig
 from engine.errors import CapacityError, ConfigError, ContextLengthError, InvalidRequestError
-from engine.executor.base import EXECUTORS, Executor
+from engine.executor.base import Executor, executor_class
 from engine.kv.manager import PagedKVCache
 from engine.kv.transfer import BlockAccess, KVTransfer, LocalTransfer
 from engine.live import LiveChoice, LiveRequest
@@ -48,7 +48,7 @@ class Engine:
         self.config = config
         self.text = text or load_text(str(resolve(config.model)), config.tokenizer)
         self._clock = clock
-        self._executor = executor or EXECUTORS.get(config.executor)(config)
+        self._executor = executor or executor_class(config.executor)(config)
         self.capacity = self._executor.start()
         self.prefix_root: Mapping[str, str] = {
             "model": self.capacity.fingerprint,

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+
+def load(path: str) -> Any:
+    """The attribute that `path` names as `module:name`. Raises what importing the module or reading it raises."""
+    module, _, attribute = path.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 class Registry(Generic[T]):
@@ -26,8 +32,8 @@ class Registry(Generic[T]):
     def get(self, name: str) -> type[T]:
         """The class called `name`. Raises ValueError that lists the known names."""
         try:
-            module, _, attr = self._entries[name].partition(":")
+            path = self._entries[name]
         except KeyError:
             raise ValueError(f"unknown {self.kind} {name!r}; known: {', '.join(self._entries)}") from None
-        cls: type[T] = getattr(import_module(module), attr)
+        cls: type[T] = load(path)
         return cls

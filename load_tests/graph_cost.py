@@ -1,8 +1,9 @@
 """python -m load_tests.graph_cost: what the graph itself costs, with an engine that computes nothing.
 
-Starts `sluice serve` with the executor "stand_in", whose steps sleep, and streams from it. Added TTFT: what the client
-waited beyond the engine's own queue and prefill time, which the answer's Server-Timing header tells. CPU: user and
-system time of the server's processes, the replica's with all of the engine but its steps, less what they spend idle.
+Starts `sluice serve` with the executor of `load_tests.stand_in`, whose steps sleep, and streams from it. Added TTFT:
+what the client waited beyond the engine's own queue and prefill time, which the answer's Server-Timing header tells.
+CPU: user and system time of the server's processes, the replica's with all of the engine but its steps, less what
+they spend idle.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from load_tests.peers.demo import MODEL
 from load_tests.peers.ours import SLUICE
 from load_tests.peers.server import free_port, serving
 from load_tests.processes import CpuMeter, below
+from load_tests.stand_in import STAND_IN
 
 ROLES = {
     "haproxy": "haproxy -",
@@ -196,7 +198,7 @@ def _medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _launch(haproxy: bool, port: int) -> Launch:
-    settings = {"executor": "stand_in", "stand_in_step_ms": _STEP_MS, "max_num_seqs": 256}
+    settings = {"executor": STAND_IN, "executor_options.step_ms": _STEP_MS, "max_num_seqs": 256}
     sets = [part for key, value in settings.items() for part in ("--set", f"engine.{key}={value}")]
     argv = (*SLUICE, "serve", MODEL, "--name", "demo", "--port", str(port), *sets)
     return Launch(argv, "demo", {"RAY_SERVE_ENABLE_HA_PROXY": "1"} if haproxy else {}, start_s=_START_S)

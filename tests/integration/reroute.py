@@ -11,6 +11,7 @@ from deploying import WAIT_S, is_ready, raw_config, until, until_up
 
 from deployments.cli import processes
 from deployments.cli.local_ray import LocalRay, free_port, remove_stale, set_environment
+from load_tests.stand_in import STAND_IN
 
 
 def main() -> None:
@@ -18,7 +19,7 @@ def main() -> None:
     import httpx
 
     port = free_port()
-    sets = [f"http.port={port}", "engine.executor=stand_in", "engine.stand_in_step_ms=1"]
+    sets = [f"http.port={port}", f"engine.executor={STAND_IN}", "engine.executor_options.step_ms=1"]
 
     def config(routes: dict[str, Any]) -> dict[str, Any]:
         raw = raw_config("pool", sets)

@@ -14,6 +14,7 @@ from typing import Any
 from deploying import WAIT_S, is_ready, raw_config, replicas, until, until_up
 
 from deployments.cli.local_ray import LocalRay, free_port, remove_stale, set_environment
+from load_tests.stand_in import STAND_IN
 
 TOKENS = 20
 
@@ -25,9 +26,9 @@ def main() -> None:
     port = free_port()
 
     def config(max_num_seqs: int) -> dict[str, Any]:
-        sets = [f"http.port={port}", f"engine.max_num_seqs={max_num_seqs}", "engine.executor=stand_in"]
+        sets = [f"http.port={port}", f"engine.max_num_seqs={max_num_seqs}", f"engine.executor={STAND_IN}"]
         sets += [
-            "engine.stand_in_step_ms=5",
+            "engine.executor_options.step_ms=5",
             "applications.0.deployments=[{name: ModelReplica-demo, max_surge_percent: 100}]",
         ]
         return raw_config("demo", sets)

@@ -15,14 +15,16 @@ from typing import Any
 import pytest
 from helpers_server import COMPLETIONS, Server, count, events, until
 
+from load_tests.stand_in import STAND_IN
+
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 SLO_S = 1.0
 RATE = 2.4  # requests a second, of which each is half a second of work
 PROMPT = [9] * 100
 SETTINGS = (
-    "engine.executor=stand_in",
-    "engine.stand_in_times={base_s: 0.01, prefill_token_s: 0.005, decode_seq_s: 0.0005}",
+    f"engine.executor={STAND_IN}",
+    "engine.executor_options={base_s: 0.01, prefill_token_s: 0.005, decode_seq_s: 0.0005}",
     f"autoscaling.params={{ttft_slo_s: {SLO_S}, startup_s: 5}}",
     "autoscaling.guardrails={downscale_window_s: 10, downscale_cooldown_s: 3, panic_s: 5}",
     "engine.enable_prefix_caching=false",

@@ -11,11 +11,13 @@ import httpx
 import pytest
 from helpers_server import COMPLETIONS, MODEL, Server, asked, count, endless, events, until
 
+from load_tests.stand_in import STAND_IN
+
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 SETTINGS = (
     "replicas=0",
-    "engine.executor=stand_in",
+    f"engine.executor={STAND_IN}",
     "autoscaling.min_replicas=0",
     "autoscaling.guardrails={downscale_window_s: 3, downscale_cooldown_s: 1, idle_to_zero_s: 3, protect_start_s: 2}",
     "gateway.keepalive_s=0.2",

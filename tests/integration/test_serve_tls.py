@@ -20,6 +20,7 @@ from helpers_tls import Pair, self_signed
 
 from deployments.cli.local_ray import free_port
 from load_tests.processes import end_with_parent
+from load_tests.stand_in import STAND_IN
 
 pytestmark = pytest.mark.ray
 
@@ -35,8 +36,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 def base(pair: Pair) -> Iterator[str]:
     """The address that the ready line says. The engine computes nothing: this is about what is around it."""
     port = free_port()
-    settings = {"http.ssl_certfile": pair.cert, "http.ssl_keyfile": pair.key, "engine.executor": "stand_in"}
-    settings |= {"engine.stand_in_step_ms": 20, "gateway.send_timeout_s": 1}
+    settings = {"http.ssl_certfile": pair.cert, "http.ssl_keyfile": pair.key, "engine.executor": STAND_IN}
+    settings |= {"engine.executor_options.step_ms": 20, "gateway.send_timeout_s": 1}
     sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     command = [*SLUICE, "serve", "--config", "cluster_configs/tls.yaml", "--port", str(port), *sets]
     log = pair.cert.with_suffix(".log")

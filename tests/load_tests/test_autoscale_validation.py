@@ -52,7 +52,7 @@ def test_the_settings_are_those_of_the_real_side() -> None:
     [app] = serve_config(PROFILE, POLICY, 8290)["applications"]
     [model] = ServeConfig.model_validate(app["args"]).models
     assert model.autoscaling is not None and model.autoscaling.policy == POLICY["policy"]
-    assert model.engine.stand_in_times is not None and model.engine.stand_in_times.base_s == PROFILE["base_s"]
+    assert model.engine.executor_options["base_s"] == PROFILE["base_s"]
 
 
 def test_a_replica_costs_from_the_decision_on() -> None:

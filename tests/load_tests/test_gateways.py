@@ -22,6 +22,7 @@ from load_tests.gateways.mock import TOKENS, Mock
 from load_tests.gateways.report import Ratio, Row, added_ms, markdown, middle, ratio
 from load_tests.gateways.targets import TARGETS
 from load_tests.peers.server import free_port
+from load_tests.stand_in import STAND_IN
 
 
 @contextmanager
@@ -101,7 +102,7 @@ def test_ours_runs_with_keys_tiers_and_limits(name: str, tmp_path: Path) -> None
     if target.upstream:
         assert file.config.upstreams[0].base_url == "http://127.0.0.1:8001/v1"
     else:
-        assert file.config.models[0].engine.executor == "stand_in"
+        assert file.config.models[0].engine.executor == STAND_IN
 
 
 def test_litellm_runs_before_the_mock(tmp_path: Path) -> None:

@@ -54,5 +54,5 @@ def test_the_server_runs_the_model_itself_with_and_without_a_policy() -> None:
     for policy in (POLICY, None):
         [app] = serve_config({}, policy, 8289, ENGINE)["applications"]
         [model] = ServeConfig.model_validate(app["args"]).models
-        assert model.engine.executor != "stand_in" and model.engine.num_threads == 1
+        assert model.engine.executor == "local" and model.engine.num_threads == 1
         assert model.most_replicas == (1 if policy is None else 2)

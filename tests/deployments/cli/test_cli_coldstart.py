@@ -12,14 +12,15 @@ import yaml
 
 from deployments.cli.coldstart import PHASES
 from deployments.cli.main import main
+from load_tests.stand_in import STAND_IN
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_phases_of_a_start_without_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = yaml.safe_load((ROOT / "cluster_configs" / "autoscale.yaml").read_text())
     engine = given["applications"][0]["args"]["models"][0]["engine"]
-    engine |= {"executor": "stand_in", "stand_in_times": {"base_s": 0.01, "prefill_token_s": 0.001}}
+    engine |= {"executor": STAND_IN, "executor_options": {"base_s": 0.01, "prefill_token_s": 0.001}}
     file = tmp_path / "paced.yaml"
     file.write_text(yaml.safe_dump(given))
     assert main(["autoscale", "coldstart", "--config", str(file), "--rounds", "1", "--json"]) == 0

@@ -7,7 +7,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ModelFileError
-from engine.executor.base import EXECUTORS
+from engine.executor.base import executor_class
 from engine.executor.local import LocalExecutor
 from engine.executor.rank import Rank
 from engine.kernels import cpu
@@ -28,7 +28,7 @@ def _config(model, **settings):
 
 
 def test_greedy_ids_equal_transformers(llama):
-    executor = EXECUTORS.get("local")(_config(llama))
+    executor = executor_class("local")(_config(llama))
     capacity = executor.start()
     assert (capacity.num_blocks, capacity.max_model_len, capacity.vocab_size) == (20, 256, 288)
     assert capacity.eos_ids == frozenset({2})
@@ -130,3 +130,13 @@ def test_auto_dtype_is_the_checkpoints_own(tmp_path):
     rank.load()
     assert rank._runner is not None
     assert rank._runner._storage.layout.dtype == torch.bfloat16
+
+
+def test_executors_that_are_not_shipped_are_named_by_module_and_class():
+    assert executor_class("local") is executor_class("engine.executor.local:LocalExecutor") is LocalExecutor
+    with pytest.raises(ConfigError, match="executor 'no_such_module:X' cannot be imported: ModuleNotFoundError"):
+        executor_class("no_such_module:X")
+    with pytest.raises(ConfigError, match=r"'engine.types:NoSuch' cannot be imported: AttributeError"):
+        executor_class("engine.types:NoSuch")
+    with pytest.raises(ValueError, match="unknown executor 'remote'; known: local"):
+        executor_class("remote")

