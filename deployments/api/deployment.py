@@ -12,7 +12,6 @@ from prometheus_client.metrics_core import Metric
 from ray import get_runtime_context, serve
 from ray.serve._private.logging_utils import get_serve_logs_dir
 from ray.serve.handle import DeploymentHandle
-from ray.util import get_node_ip_address
 
 from deployments.api.admission import Admission
 from deployments.api.app import create_app
@@ -25,7 +24,6 @@ from deployments.limits.memory import MemoryStore
 from deployments.observe.access_log import Journal
 from deployments.observe.request_log import RequestLog
 from deployments.observe.telemetry import GatewayTelemetry
-from deployments.relay.server import RelayServer
 from deployments.routing.serve_backend import ServeBackend
 from engine.models.locate import resolve
 from engine.text import load_text
@@ -87,10 +85,7 @@ class Gateway:
             self._telemetry.usable,
         )
         await backend.acquaint(_ACQUAINT_S)
-        app = create_app(self._config, backend, self._finished, self._admission())
-        host: str = get_node_ip_address()  # type: ignore[no-untyped-call]
-        app.add_middleware(RelayServer, host=host, gateways=self._num_gateways)
-        return app
+        return create_app(self._config, backend, self._finished, self._admission())
 
     def _admission(self) -> Admission:
         config = self._config

@@ -27,7 +27,6 @@ from deployments.api.sse import DONE, EventStream, events, json_event
 from deployments.config.gateway import GatewayConfig
 from deployments.config.tiers import Tier, resolve
 from deployments.observe.request_log import Trace
-from deployments.ray_serve.asgi_keys import CANCELS
 from deployments.routing.hints import session_of
 from engine.types import TokenDelta
 
@@ -120,10 +119,7 @@ class GenerationEndpoint:
             await self._gate.admission.count_mistake(caller, error, trace)
             raise
         job = replace(job, origin=replace(job.origin, session=session_of(scope["headers"], job.origin.fields)))
-        if scope.get(CANCELS):
-            await self._run(job, trace, send)
-        else:
-            await while_connected(self._run(job, trace, send), receive)
+        await while_connected(self._run(job, trace, send), receive)
 
     async def _run(self, job: Job, trace: Trace, send: Send) -> None:
         tally = Tally(job)

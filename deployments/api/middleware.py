@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -16,15 +15,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments.api.body import ClientGoneError
 from deployments.api.errors import ApiError, from_exception, internal
 from deployments.observe.request_log import CLIENT_GONE, RequestLog, Trace
-from deployments.ray_serve.asgi_keys import BODY
-from deployments.ray_serve.proxy_guard import REQUEST_ID
+from deployments.ray_serve.request_head import TOO_LARGE, request_id, too_large
 
 log = logging.getLogger(__name__)
 
 _API_VERSION = "2020-10-01"
 _UNLOGGED = ("/health", "/metrics")
-_MAX_HEADERS = 256
-_MAX_HEADER_BYTES = 64 * 1024
 _DRAIN_BYTES = 64 * 1024 * 1024
 _DRAIN_IDLE_S = 2.0
 _DRAIN_S = 10.0
@@ -50,7 +46,8 @@ class Edge:
             await self._app(scope, receive, send)
             return
         now = time.perf_counter()
-        trace = Trace(_request_id(scope), scope["method"], scope["path"], now, now)
+        identity = request_id(scope["headers"]).decode("ascii")  # never a key below the gateway: clients may share one
+        trace = Trace(identity, scope["method"], scope["path"], now, now)
         scope["state"] = {**scope.get("state", {}), "trace": trace}
         body = _Body(scope, receive)
         answer = _Answer(trace, send)
@@ -84,13 +81,9 @@ class _Body:
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self._receive = receive
-        self._known: bytes | None = scope.get(BODY)
         self._ended = not any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
 
     async def receive(self) -> Message:
-        if self._known is not None:
-            body, self._known, self._ended = self._known, None, True
-            return {"type": "http.request", "body": body, "more_body": False}
         message = await self._receive()
         if message["type"] == "http.disconnect" or not message.get("more_body", False):
             self._ended = True
@@ -161,18 +154,9 @@ def _check_head(scope: Scope) -> None:
     """What HTTP servers let through but nobody honest sends. Raises ApiError; the connection is not to be trusted."""
     closing = {"connection": "close"}
     headers = scope["headers"]
-    if len(headers) > _MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > _MAX_HEADER_BYTES:
-        message = f"The request headers are too large: at most {_MAX_HEADERS}, of {_MAX_HEADER_BYTES} bytes in all."
-        raise ApiError(431, message, headers=closing)
+    if too_large(headers):
+        raise ApiError(431, TOO_LARGE, headers=closing)
     lengths = [value for name, value in headers if name == b"content-length"]
     chunked = any(name == b"transfer-encoding" for name, _ in headers)
     if len(lengths) + chunked > 1 or not all(value.isdigit() for value in lengths):
         raise ApiError(400, "The length of the request body is not clear from its headers.", headers=closing)
-
-
-def _request_id(scope: Scope) -> str:
-    """The client's own if it is harmless, else a fresh one. Never used as a key below the gateway."""
-    for name, value in scope["headers"]:
-        if name == b"x-request-id" and REQUEST_ID.fullmatch(value):
-            return str(value.decode("ascii"))
-    return f"req_{uuid.uuid4().hex}"

@@ -11,7 +11,7 @@ import orjson
 from starlette.types import Message, Send
 
 from deployments.api.body import ClientGoneError
-from deployments.ray_serve.asgi_keys import SEND_TIMEOUT
+from deployments.ray_serve.proxy_guard import SEND_TIMEOUT
 
 DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b": keep-alive\n\n"

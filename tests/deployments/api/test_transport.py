@@ -15,13 +15,11 @@ import pytest
 from helpers_gateway import COUNT, COUNT_24, COUNT_24_IDS, MODEL, FakeBackend, client, error_of, events_of, serving
 from pydantic import ValidationError
 
-from deployments.api.app import create_app
 from deployments.api.body import ClientGoneError
 from deployments.api.errors import ModelUnavailableError
 from deployments.api.sse import EventStream
 from deployments.config.gateway import GatewayConfig
 from deployments.observe.request_log import RequestLog
-from deployments.ray_serve.asgi_keys import BODY
 
 COMP = "/v1/completions"
 ASK = {"model": MODEL, "prompt": COUNT, "max_tokens": 24, "stream": True}
@@ -179,19 +177,3 @@ async def test_browsers_of_one_origin() -> None:
 def test_origins_are_checked(origin: str) -> None:
     with pytest.raises(ValidationError):
         GatewayConfig(cors_origins=(origin,))
-
-
-# -------------------------------------------------------------------------------------- a body that came along
-async def test_a_body_in_the_scope_is_not_asked_for() -> None:
-    body = json.dumps({**ASK, "stream": False}).encode()
-    sent = Sent()
-
-    async def receive() -> Any:  # the answer is not waited for: the client stays
-        await asyncio.Event().wait()
-
-    scope = {
-        "type": "http", "method": "POST", "path": COMP, "raw_path": COMP.encode(), "query_string": b"", BODY: body,
-        "headers": [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")],
-    }  # fmt: skip
-    await create_app(GatewayConfig(), FakeBackend())(scope, receive, sent)
-    assert sent.messages[0]["status"] == 200 and json.loads(sent.body)["choices"][0]["text"] == COUNT_24

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from deployments.ray_serve.asgi_keys import BODY, HOLDER, SEND_TIMEOUT
-from deployments.ray_serve.proxy_guard import MAX_HEADER_BYTES, MAX_HEADERS, ProxyGuard
+from deployments.ray_serve.proxy_guard import SEND_TIMEOUT, ProxyGuard
+from deployments.ray_serve.request_head import MAX_HEADER_BYTES, MAX_HEADERS
 
 API = "/v1/completions"
 PLAIN, JSON, EVENTS = b"text/plain; charset=utf-8", b"application/json", b"text/event-stream; charset=utf-8"
@@ -209,59 +208,3 @@ async def test_waiting_for_a_client_can_be_given_up() -> None:
 
     await ProxyGuard(app)({"type": "http", "path": API, "headers": []}, receive, send)
     assert cancelled
-
-
-# ------------------------------------------------------------------------------------------ bodies in advance
-def part(data: bytes, more: bool = False) -> dict[str, Any]:
-    return {"type": "http.request", "body": data, "more_body": more}
-
-
-async def carried(
-    messages: list[dict[str, Any]], headers: list[tuple[bytes, bytes]], path: str = API, received: int = 1
-) -> Any:
-    """(the body in the scope, what the app then receives: `received` at least). After `messages` the client says
-    nothing more."""
-
-    async def receive() -> Any:
-        if not messages:
-            await asyncio.Event().wait()
-        return messages.pop(0)
-
-    async def send(message: Any) -> None:
-        pass
-
-    found: list[Any] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        if HOLDER in scope:
-            return  # no leases here
-        found.append(scope.get(BODY))
-        found.extend([(await receive()).get("body", "left") for _ in range(received)])
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.05):
-                while True:
-                    found.append((await receive()).get("body", "left"))
-        await send(start(200, JSON))
-        await send(body(b"{}"))
-
-    await ProxyGuard(app)({"type": "http", "path": path, "headers": headers}, receive, send)
-    return found
-
-
-LENGTH = [(b"content-length", b"4")]
-
-
-async def test_a_small_body_goes_along() -> None:
-    assert await carried([part(b"ab", more=True), part(b"cd")], LENGTH, received=0) == [b"abcd"]
-
-
-async def test_what_cannot_go_along_is_received_as_ever() -> None:
-    assert await carried([part(b"ab", more=True)], LENGTH) == [None, b"ab"]  # slow
-    assert await carried([part(b"ab", more=True), {"type": "http.disconnect"}], LENGTH, received=2) == [
-        None,
-        b"ab",
-        "left",
-    ]
-    assert await carried([part(b"abcd")], [(b"content-length", b"65537")]) == [None, b"abcd"]
-    assert await carried([part(b"abcd")], [*LENGTH, (b"transfer-encoding", b"chunked")]) == [None, b"abcd"]
-    assert await carried([part(b"abcd")], LENGTH, "/other") == [None, b"abcd"]
