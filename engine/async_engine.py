@@ -11,12 +11,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from engine.engine import Engine
 from engine.errors import EngineDeadError
 from engine.kv.transfer import KVBlocks
-from engine.streams import Outlet, Stream
 from engine.types import EngineStats, FinishReason, GenerateRequest, TokenDelta
 
 log = logging.getLogger(__name__)
@@ -25,10 +24,35 @@ T = TypeVar("T")
 _STATS_EVERY_S = 0.05  # a snapshot sorts the latency windows: not worth it at every step
 
 
+class DeltaSink(Protocol):
+    """Receives what the engine makes for the calls of one event loop, on that loop.
+
+    Calls are known by the numbers that were given to AsyncEngine.open().
+    """
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Where the two methods are called."""
+
+    def on_step(self, arrived: Sequence[tuple[int, list[TokenDelta]]]) -> None:
+        """What one step has made, by call; each call appears once. Also for calls that have just been aborted."""
+
+    def on_error(self, call: int, error: Exception) -> None:
+        """Nothing more comes for this call: its requests are refused, or the engine is dead."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    """Where the deltas of some requests go. Equal to itself alone, which makes it a quick key."""
+
+    sink: DeltaSink
+    number: int
+
+
 @dataclass(frozen=True, slots=True)
 class _Add:
     requests: tuple[GenerateRequest, ...]
-    stream: Stream
+    call: _Call
     arrival_s: float
 
 
@@ -59,8 +83,7 @@ class AsyncEngine:
         self.engine = engine
         self._clock = clock
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
-        self._streams: dict[str, Stream] = {}  # request id -> stream; step thread only
-        self._outlets: dict[asyncio.AbstractEventLoop, Outlet] = {}  # each touched by its own loop only
+        self._calls: dict[str, _Call] = {}  # by request id; step thread only
         self._dead: BaseException | None = None
         self._busy_since: float | None = None  # start of the step in progress
         self._stats, self._stats_at = engine.stats(), clock()
@@ -75,39 +98,23 @@ class AsyncEngine:
         All are accepted or none: the first refusal (InvalidRequestError, QueueFullError) is raised.
         Leaving the iterator early, for whatever reason, aborts what still runs.
         """
-        wake = asyncio.Event()
-        stream = self.open(requests, lambda _: wake.set())
+        sink = _QueueSink(asyncio.get_running_loop())
+        unfinished = sum(request.sampling.n for request in requests)
+        self.open(requests, sink, 0)
         try:
-            while not stream.ended:
-                await wake.wait()
-                wake.clear()
-                if deltas := stream.take():
-                    yield deltas
-                if stream.error is not None:
-                    if deltas := stream.take():  # nothing comes after an error, but these may have come before it
-                        yield deltas
-                    raise stream.error
+            while unfinished > 0:
+                deltas = await sink.next()
+                unfinished -= sum(delta.finish_reason is not None for delta in deltas)
+                yield deltas
         finally:
-            self.close_stream(stream)
+            self.abort(*(request.request_id for request in requests))
 
-    def open(
-        self, requests: tuple[GenerateRequest, ...], on_ready: Callable[[Stream], None], whole: bool = False
-    ) -> Stream:
-        """generate() without a task: `on_ready` is called on this loop when there is something to take (see Stream).
-        The caller ends it with close_stream(). Raises EngineDeadError; refusals come as the stream's error."""
+    def open(self, requests: tuple[GenerateRequest, ...], sink: DeltaSink, call: int) -> None:
+        """generate() without a task: deltas and refusals go to `sink`, with the number `call`. The caller ends it with
+        abort(). Raises EngineDeadError."""
         if self._dead is not None:
             raise EngineDeadError("the engine has stopped after an internal fault")
-        loop = asyncio.get_running_loop()
-        stream = self._outlets.setdefault(loop, Outlet(loop)).open(requests, on_ready, whole)
-        self._command(_Add(requests, stream, self._clock()))
-        return stream
-
-    def close_stream(self, stream: Stream) -> None:
-        """Aborts what still runs. On the loop that opened it."""
-        self.abort(*stream.request_ids)
-        stream.outlet.close(stream)
-        if stream.outlet.idle:
-            self._outlets.pop(stream.outlet.loop, None)
+        self._command(_Add(requests, _Call(sink, call), self._clock()))
 
     def abort(self, *request_ids: str) -> None:
         """Thread-safe, idempotent, returns at once; blocks are free before the next step."""
@@ -210,35 +217,34 @@ class AsyncEngine:
         except Exception as error:
             for request_id in accepted:
                 self.engine.abort(request_id)
-            _call(command.stream.outlet, command.stream.fail, error)
+            _fail(command.call, error)
             return
-        self._streams.update(dict.fromkeys(accepted, command.stream))
+        self._calls.update(dict.fromkeys(accepted, command.call))
 
     def _end(self, request_ids: tuple[str, ...]) -> None:
         for request_id in request_ids:
             self.engine.abort(request_id)
-            self._streams.pop(request_id, None)
+            self._calls.pop(request_id, None)
 
     def _deliver(self, deltas: list[TokenDelta]) -> None:
         """One call per event loop and step: each wakes a loop, which is a system call."""
-        by_stream: dict[Stream, list[TokenDelta]] = {}
+        by_call: dict[_Call, list[TokenDelta]] = {}
         for delta in deltas:
-            stream = self._streams.get(delta.request_id)
-            if stream is not None:
-                by_stream.setdefault(stream, []).append(delta)
-        by_outlet: dict[Outlet, list[tuple[Stream, list[TokenDelta]]]] = {}
-        for item in by_stream.items():
-            by_outlet.setdefault(item[0].outlet, []).append(item)
-        for outlet, arrived in by_outlet.items():
-            _call(outlet, outlet.deliver, arrived)
+            if (call := self._calls.get(delta.request_id)) is not None:
+                by_call.setdefault(call, []).append(delta)
+        by_sink: dict[DeltaSink, list[tuple[int, list[TokenDelta]]]] = {}
+        for call, arrived in by_call.items():
+            by_sink.setdefault(call.sink, []).append((call.number, arrived))
+        for sink, calls in by_sink.items():
+            _call_soon(sink.loop, sink.on_step, calls)
 
     def _bury(self) -> None:
         """After a fault: end every stream, then refuse whatever still arrives."""
         try:
             self._deliver(self.engine.abort_all(FinishReason.ERROR, "internal error"))
         except Exception:
-            for stream in set(self._streams.values()):
-                _call(stream.outlet, stream.fail, EngineDeadError("the engine has stopped after an internal fault"))
+            for call in set(self._calls.values()):
+                _fail(call, EngineDeadError("the engine has stopped after an internal fault"))
         while (command := self._commands.get()) is not None:
             _refuse(command)
         self._refuse_commands()
@@ -261,13 +267,38 @@ def _settle(command: _Do) -> None:
 def _refuse(command: _Command) -> None:
     error = EngineDeadError("the engine has stopped")
     if isinstance(command, _Add):
-        _call(command.stream.outlet, command.stream.fail, error)
+        _fail(command.call, error)
     elif isinstance(command, _Do) and command.outcome.set_running_or_notify_cancel():
         command.outcome.set_exception(error)
 
 
-def _call(outlet: Outlet, method: Callable[..., None], *args: object) -> None:
+def _fail(call: _Call, error: Exception) -> None:
+    _call_soon(call.sink.loop, call.sink.on_error, call.number, error)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, method: Callable[..., None], *args: object) -> None:
     try:
-        outlet.loop.call_soon_threadsafe(method, *args)
+        loop.call_soon_threadsafe(method, *args)
     except RuntimeError:  # the caller's loop is closed: nobody is listening any more
-        log.debug("stream's loop is closed")
+        log.debug("a call's event loop is closed")
+
+
+class _QueueSink:
+    """The sink of generate(): one call, whose deltas wait until they are asked for."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._queue: asyncio.Queue[list[TokenDelta] | Exception] = asyncio.Queue()
+
+    async def next(self) -> list[TokenDelta]:
+        item = await self._queue.get()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def on_step(self, arrived: Sequence[tuple[int, list[TokenDelta]]]) -> None:
+        for _, deltas in arrived:
+            self._queue.put_nowait(deltas)
+
+    def on_error(self, call: int, error: Exception) -> None:
+        self._queue.put_nowait(error)

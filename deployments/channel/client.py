@@ -10,11 +10,11 @@ from itertools import count
 
 from deployments.channel.errors import StreamLostError, from_words
 from deployments.channel.frames import FrameError, Message
+from deployments.channel.merging import merged
 from deployments.channel.messages import SCHEMA, WINDOW, Kind, to_load, unpack_deltas
 from deployments.channel.prefix_news import split
 from deployments.channel.proven import CallingLink
 from deployments.replica.info import Address, Duty, Load
-from engine.streams import merged
 from engine.types import GenerateRequest, TokenDelta
 
 log = logging.getLogger("ray.serve")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from deployments.channel.frames import Message
 from deployments.channel.messages import Kind, pack_deltas
-from engine.streams import Stream
+from deployments.channel.pacing import PacedStream
 from engine.types import TokenDelta
 
 _BYTES = 1 << 20  # of a message, about
@@ -18,7 +18,7 @@ class OpenStream:
 
     __slots__ = ("number", "numbers", "stream", "unused")
 
-    def __init__(self, number: int, stream: Stream) -> None:
+    def __init__(self, number: int, stream: PacedStream) -> None:
         self.number = number
         self.stream = stream
         self.numbers = {request_id: i for i, request_id in enumerate(stream.request_ids)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -11,26 +12,28 @@ from deployments.channel.errors import DrainingError, to_words
 from deployments.channel.frames import FrameError, Message
 from deployments.channel.messages import SCHEMA, WINDOW, Kind, to_request
 from deployments.channel.outgoing import OpenStream, Outgoing
+from deployments.channel.pacing import PacedStream, Pacer
 from deployments.channel.prefix_news import PrefixNews
 from deployments.channel.proven import ListeningLink
 from deployments.replica.info import Duty, Load
 from engine.async_engine import AsyncEngine
-from engine.errors import EngineError, QueueFullError
-from engine.streams import Stream
+from engine.errors import EngineDeadError, EngineError, QueueFullError
+from engine.types import GenerateRequest
 
 _LOAD_EVERY_S = 0.05
 _PREFIXES_EVERY = 10  # of those times
 
 
 class ChannelServer:
-    """Listens for gateways. On the event loop it was started on; made once per replica.
+    """Listens for gateways. Made once per replica, on its event loop.
 
     A connection that ends aborts its streams, so that blocks are free within a step. `max_streams` bounds those of all
     gateways together: beyond it QueueFullError.
     """
 
     def __init__(self, engine: AsyncEngine, secret: bytes, max_streams: int) -> None:
-        self.engine = engine
+        self._engine = engine
+        self._pacer = Pacer(asyncio.get_running_loop())
         self.secret = secret
         self._max_streams = max_streams
         self._links: set[ServerLink] = set()
@@ -96,17 +99,29 @@ class ChannelServer:
 
     # ---------------------------------------------------------------------------------------------- for the links
 
-    def admit(self) -> None:
-        """Counts one more stream. Raises DrainingError or QueueFullError."""
+    def open(
+        self, requests: tuple[GenerateRequest, ...], on_ready: Callable[[PacedStream], None], whole: bool
+    ) -> PacedStream:
+        """A stream of what the engine generates, to be ended with close_stream(). Raises DrainingError, QueueFullError
+        and EngineDeadError; other refusals come as the stream's error."""
         if self.duty is not Duty.ACTIVE:
             raise DrainingError
         if self._num_streams >= self._max_streams:
             raise QueueFullError(f"{self._num_streams} requests are being served: max_ongoing_requests")
+        stream = self._pacer.open(requests, on_ready, whole)
+        try:
+            self._engine.open(requests, self._pacer, stream.call)
+        except EngineDeadError:
+            self._pacer.close(stream)
+            raise
         self._num_streams += 1
         self._vacant.clear()
+        return stream
 
-    def leave(self) -> None:
-        """Counts one less."""
+    def close_stream(self, stream: PacedStream) -> None:
+        """Aborts what still runs of it."""
+        self._pacer.close(stream)
+        self._engine.abort(*stream.request_ids)
         self._num_streams -= 1
         if not self._num_streams:
             self._vacant.set()
@@ -142,13 +157,13 @@ class ChannelServer:
         """Until cancelled: tells the gateways how busy the engine is, and what is in its prefix cache, whenever that
         has changed."""
         for turn in count():
-            stats = self.engine.stats()
+            stats = self._engine.stats()
             done = stats.prompt_tokens + stats.generated_tokens
             load = Load(stats.waiting, stats.running, stats.pending_tokens, round(stats.kv_usage, 3), done)
             if load != self.load:
                 self.load = load
                 self._tell((Kind.LOAD, load))
-            if turn % _PREFIXES_EVERY == 0 and (news := self.prefixes.update(self.engine.engine.cached_prefixes())):
+            if turn % _PREFIXES_EVERY == 0 and (news := self.prefixes.update(self._engine.engine.cached_prefixes())):
                 self._tell((Kind.PREFIXES, *news))
             await asyncio.sleep(_LOAD_EVERY_S)
 
@@ -160,7 +175,7 @@ class ServerLink(ListeningLink):
         super().__init__(server.secret, SCHEMA)
         self._server = server
         self._open: dict[int, OpenStream] = {}
-        self._numbers: dict[Stream, int] = {}
+        self._numbers: dict[PacedStream, int] = {}
         self._due: dict[int, None] = {}  # streams with something to take, oldest first
         self._flushing = False
 
@@ -214,14 +229,8 @@ class ServerLink(ListeningLink):
             raise FrameError("a stream id that is in use")
         decoded = tuple(map(to_request, requests))
         try:
-            self._server.admit()
-        except (DrainingError, QueueFullError) as refusal:
-            self._refuse(number, refusal)
-            return
-        try:
-            stream = self._server.engine.open(decoded, self._ready, whole=not streamed)
-        except EngineError as error:
-            self._server.leave()
+            stream = self._server.open(decoded, self._ready, whole=not streamed)
+        except (DrainingError, EngineError) as error:
             self._refuse(number, error)
             return
         self._open[number] = OpenStream(number, stream)
@@ -233,13 +242,12 @@ class ServerLink(ListeningLink):
         if open_ is not None:
             self._due.pop(number, None)
             del self._numbers[open_.stream]
-            self._server.engine.close_stream(open_.stream)
-            self._server.leave()
+            self._server.close_stream(open_.stream)
 
     def _refuse(self, number: int, error: BaseException) -> None:
         self.send((Kind.ERROR, number, *to_words(error)))
 
-    def _ready(self, stream: Stream) -> None:
+    def _ready(self, stream: PacedStream) -> None:
         number = self._numbers.get(stream)
         if number is not None:
             self._due[number] = None

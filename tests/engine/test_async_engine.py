@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 import torch
@@ -102,21 +102,43 @@ async def test_close_ends_open_streams() -> None:
     assert deltas[-1].finish_reason in (FinishReason.ABORT, FinishReason.LENGTH)
 
 
-async def test_without_a_task(engine: AsyncEngine) -> None:
-    ready = asyncio.Event()
-    stream = engine.open((request("a", 5), request("b", 9)), lambda _: ready.set(), whole=True)
-    await ready.wait()
-    got = stream.take()
-    while not stream.ended:
-        ready.clear()
-        got += stream.take()
-        await ready.wait() if not stream.ended else None
-    assert {d.request_id: d.num_completion_tokens for d in got} == {"a": 5, "b": 9} and len(got) <= 4
-    engine.close_stream(stream)
-    refused = engine.open((request("long", 4000),), lambda _: ready.set())
-    await until(lambda: refused.error)
-    assert isinstance(refused.error, ContextLengthError) and refused.take() == []
-    engine.close_stream(refused)
+class Sink:
+    """Keeps what it is given, by call."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.steps: list[list[int]] = []
+        self.deltas: dict[int, list[TokenDelta]] = {}
+        self.errors: dict[int, Exception] = {}
+
+    def on_step(self, arrived: Sequence[tuple[int, list[TokenDelta]]]) -> None:
+        self.steps.append([call for call, _ in arrived])
+        for call, deltas in arrived:
+            self.deltas.setdefault(call, []).extend(deltas)
+
+    def on_error(self, call: int, error: Exception) -> None:
+        self.errors[call] = error
+
+    def ends(self) -> list[tuple[int, str, int]]:
+        return sorted(
+            (call, d.request_id, d.num_completion_tokens)
+            for call, deltas in self.deltas.items()
+            for d in deltas
+            if d.finish_reason is FinishReason.LENGTH
+        )
+
+
+async def test_calls_without_a_task_share_one_message_a_step(engine: AsyncEngine) -> None:
+    sink = Sink()
+    engine.open((request("a", 50), request("b", 90)), sink, 3)
+    engine.open((request("c", 70),), sink, 7)
+    await until(lambda: len(sink.ends()) == 3)
+    assert sink.ends() == [(3, "a", 50), (3, "b", 90), (7, "c", 70)]
+    assert all(len(set(calls)) == len(calls) for calls in sink.steps)
+    assert {3, 7} in map(set, sink.steps) and not sink.errors
+    engine.open((request("long", 4000),), sink, 8)
+    await until(lambda: sink.errors)
+    assert isinstance(sink.errors[8], ContextLengthError) and 8 not in sink.deltas
 
 
 async def test_pins_between_steps(engine: AsyncEngine) -> None:

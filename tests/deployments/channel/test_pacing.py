@@ -7,16 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from engine.streams import MAX_WAIT_S, MESSAGES_PER_S, Outlet, Stream, merged
-from engine.types import FinishReason, GenerateRequest, SamplingParams, Timings, TokenDelta, TokenLogprob
+from deployments.channel.pacing import MAX_WAIT_S, MESSAGES_PER_S, PacedStream, Pacer
+from engine.types import FinishReason, GenerateRequest, SamplingParams, TokenDelta
 
 
 @dataclass
 class Loop:
-    """As much of an event loop as an outlet uses, with a clock that a test moves."""
+    """As much of an event loop as a pacer uses, with a clock that a test moves."""
 
     now: float = 100.0
     timers: list[list[Any]] = field(default_factory=list)
@@ -41,21 +39,21 @@ class Calls:
 
     def __init__(self, num: int) -> None:
         self.loop = Loop()
-        self.outlet = Outlet(self.loop)  # type: ignore[arg-type]
-        self.ready: list[Stream] = []
+        self.pacer = Pacer(self.loop)  # type: ignore[arg-type]
+        self.ready: list[PacedStream] = []
         self.streams = [self.open(str(i)) for i in range(num)]
         self.made = 0
 
-    def open(self, name: str, whole: bool = False, n: int = 1) -> Stream:
+    def open(self, name: str, whole: bool = False, n: int = 1) -> PacedStream:
         request = GenerateRequest(name, (1,), SamplingParams(n=n))
-        return self.outlet.open([request], self.ready.append, whole)
+        return self.pacer.open([request], self.ready.append, whole)
 
     def step(self, last: bool = False) -> None:
         self.made += 1
         reason = FinishReason.LENGTH if last else None
-        self.outlet.deliver([(s, [delta(s.request_ids[0], self.made, finish_reason=reason)]) for s in self.streams])
+        self.pacer.on_step([(s.call, [delta(s.request_ids[0], self.made, finish_reason=reason)]) for s in self.streams])
 
-    def took(self, stream: Stream | None = None) -> int:
+    def took(self, stream: PacedStream | None = None) -> int:
         """How many tokens its caller would get now."""
         stream = stream or self.streams[0]
         if stream not in self.ready:
@@ -99,7 +97,7 @@ def test_first_and_last_tokens_never_wait() -> None:
         calls.loop.to(calls.loop.now + 0.001)
         calls.step()
     late = calls.open("late")
-    calls.outlet.deliver([(late, [delta("late", 1)]), (calls.streams[0], [delta("0", 5)])])
+    calls.pacer.on_step([(late.call, [delta("late", 1)]), (calls.streams[0].call, [delta("0", 5)])])
     assert calls.took(late) == 1
     assert calls.took() == 0
     calls.step(last=True)
@@ -123,7 +121,7 @@ def test_a_step_that_does_not_come_ends_the_wait() -> None:
 def test_the_budget_follows_the_number_of_streams() -> None:
     calls = Calls(200)
     for stream in calls.streams[2:]:
-        calls.outlet.close(stream)
+        calls.pacer.close(stream)
     calls.step()
     calls.loop.to(calls.loop.now + 2 / MESSAGES_PER_S)
     calls.step()
@@ -142,56 +140,17 @@ def test_an_error_comes_after_what_was_made() -> None:
     assert calls.streams[0].error is error and calls.streams[0].take() == []
 
 
-def test_merged_says_the_same() -> None:
-    entry = TokenLogprob(7, -0.5)
-    first = replace(delta("a", 1), prompt_logprobs=(None, entry), logprobs=(entry,), timings=Timings(0.1, 0.2, 0.0))
-    middle = replace(delta("a", 2), text="")
-    other = TokenDelta("a", 1, (9,), "nine")
-    last = delta("a", 3, finish_reason=FinishReason.STOP, num_cached_tokens=4, timings=Timings(0.1, 0.2, 0.3))
-    assert merged([first, other, middle, last]) == [
-        TokenDelta(
-            "a",
-            token_ids=(1, 2, 3),
-            text="13",
-            logprobs=(entry,),
-            prompt_logprobs=(None, entry),
-            finish_reason=FinishReason.STOP,
-            num_cached_tokens=4,
-            num_completion_tokens=3,
-            timings=last.timings,
-        ),
-        other,
-    ]
-
-
-def test_text_before_a_fault_stays_usable() -> None:
-    fault = TokenDelta("a", finish_reason=FinishReason.ERROR, error="internal error")
-    assert merged([delta("a", 1), delta("a", 2), fault])[1] == fault
-
-
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 2), st.text(max_size=3)), max_size=20))
-def test_merged_keeps_every_choice_in_order(parts: list[tuple[str, int, str]]) -> None:
-    deltas = [TokenDelta(name, index, (i,), text) for i, (name, index, text) in enumerate(parts)]
-    out = merged(deltas)
-    assert len({(d.request_id, d.index) for d in out}) == len(out)
-    for one in out:
-        mine = [d for d in deltas if (d.request_id, d.index) == (one.request_id, one.index)]
-        assert one.token_ids == tuple(t for d in mine for t in d.token_ids)
-        assert one.text == "".join(d.text for d in mine)
-
-
 def test_a_call_with_many_choices_ends_once() -> None:
     calls = Calls(0)
     stream = calls.open("r", n=2)
     end = TokenDelta("r", 0, (1,), "x", finish_reason=FinishReason.STOP, num_completion_tokens=1)
-    calls.outlet.deliver([(stream, [end])])
+    calls.pacer.on_step([(stream.call, [end])])
     assert stream.take() == [end]
     assert not stream.ended
-    calls.outlet.deliver([(stream, [replace(end, index=1)])])
+    calls.pacer.on_step([(stream.call, [replace(end, index=1)])])
     assert stream.take() == [replace(end, index=1)]
     assert stream.ended
-    calls.outlet.close(stream)
-    assert calls.outlet.idle
+    calls.pacer.close(stream)
 
 
 def test_of_what_is_wanted_whole_only_the_first_word_comes_early() -> None:
@@ -199,15 +158,15 @@ def test_of_what_is_wanted_whole_only_the_first_word_comes_early() -> None:
     stream = calls.open("whole", whole=True, n=2)
     for nth in range(1, 4):
         calls.step()
-        calls.outlet.deliver([(stream, [delta("whole", nth)])])
+        calls.pacer.on_step([(stream.call, [delta("whole", nth)])])
         assert (stream in calls.ready) == (nth == 1)
         if nth == 1:
             assert calls.took(stream) == 1
         calls.loop.to(calls.loop.now + MAX_WAIT_S * 2)
     end = delta("whole", 4, finish_reason=FinishReason.LENGTH)
-    calls.outlet.deliver([(stream, [end])])
+    calls.pacer.on_step([(stream.call, [end])])
     assert stream not in calls.ready
-    calls.outlet.deliver([(stream, [replace(end, index=1)])])
+    calls.pacer.on_step([(stream.call, [replace(end, index=1)])])
     assert calls.ready.count(stream) == 1
     assert [(d.index, d.token_ids) for d in stream.take()] == [(0, (2, 3, 4)), (1, (4,))]
     assert stream.ended
@@ -219,8 +178,8 @@ def test_first_tokens_go_before_all_others() -> None:
     calls.loop.to(calls.loop.now + 1.0)
     calls.ready.clear()
     late = calls.open("late")
-    arrived = [(stream, [delta(stream.request_ids[0], 2)]) for stream in calls.streams]
-    calls.outlet.deliver([*arrived, (late, [delta("late", 1)])])
+    arrived = [(stream.call, [delta(stream.request_ids[0], 2)]) for stream in calls.streams]
+    calls.pacer.on_step([*arrived, (late.call, [delta("late", 1)])])
     assert calls.ready == [late, *calls.streams]
 
 
@@ -230,6 +189,6 @@ def test_a_closed_stream_is_not_woken() -> None:
     calls.loop.to(calls.loop.now + 0.001)
     calls.step()
     calls.ready.clear()
-    calls.outlet.close(calls.streams[0])
+    calls.pacer.close(calls.streams[0])
     calls.loop.to(calls.loop.now + 1.0)
     assert calls.streams[0] not in calls.ready and calls.streams[1] in calls.ready

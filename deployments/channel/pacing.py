@@ -1,0 +1,130 @@
+"""When a stream's tokens go out: few messages a second for each stream while many are open.
+
+A message costs much the same on its way to a client whether it carries one token or ten. So all streams of a replica
+share a number of messages a second: while few are open every step's tokens go out at once; with many, a stream's
+tokens wait for the step nearest to its turn, all streams' at the same time. A choice's first token and its end never
+wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from itertools import count
+
+from deployments.channel.merging import merged
+from engine.types import GenerateRequest, TokenDelta
+
+# 24 streams that step every 31 ms get each token at once; what more messages cost, load_tests.graph_cost measures.
+MESSAGES_PER_S = 768.0  # of all streams together, but:
+MAX_WAIT_S = 0.125  # no stream's turn comes later than this after its last one: text still seems to flow
+
+
+class Pacer:
+    """All streams of one event loop, as the engine's DeltaSink. Everything here runs on that loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._open: dict[int, PacedStream] = {}
+        self._numbers = count()
+        self._held: dict[PacedStream, None] = {}  # streams whose tokens wait, in the order of arrival
+        self._stalled: asyncio.TimerHandle | None = None  # ends the wait when the step waited for does not come
+        self._stepped_s = 0.0  # loop time of the last step
+        self._turn_s = 0.0  # loop time from when on held tokens may go
+
+    def open(
+        self, requests: Sequence[GenerateRequest], on_ready: Callable[[PacedStream], None], whole: bool = False
+    ) -> PacedStream:
+        """A stream for one call of the engine; its `call` is the number to call the engine with. See PacedStream."""
+        stream = PacedStream(next(self._numbers), requests, on_ready, whole)
+        self._open[stream.call] = stream
+        return stream
+
+    def close(self, stream: PacedStream) -> None:
+        """The stream is never woken again."""
+        self._open.pop(stream.call, None)
+        self._held.pop(stream, None)
+
+    def on_step(self, arrived: Sequence[tuple[int, list[TokenDelta]]]) -> None:
+        """See DeltaSink."""
+        now = self.loop.time()
+        half_step = (now - self._stepped_s) / 2
+        self._stepped_s = now
+        due = now + half_step >= self._turn_s
+        for call, deltas in arrived:
+            if (stream := self._open.get(call)) is None:
+                continue
+            if stream.put(deltas):
+                stream.wake()  # before all that could have waited
+            elif not stream.whole:
+                self._held[stream] = None
+        if due:
+            self._release()
+        elif self._held and self._stalled is None:
+            self._stalled = self.loop.call_at(self._turn_s + half_step, self._release)
+
+    def on_error(self, call: int, error: Exception) -> None:
+        """See DeltaSink."""
+        if (stream := self._open.get(call)) is not None:
+            stream.fail(error)
+
+    def _release(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+        held, self._held = self._held, {}
+        for stream in held:
+            stream.wake()
+        streaming = sum(not stream.whole for stream in self._open.values())
+        self._turn_s = self.loop.time() + min(MAX_WAIT_S, streaming / MESSAGES_PER_S)
+
+
+class PacedStream:
+    """One call's deltas, kept until they are taken.
+
+    `on_ready` is called whenever there is something to take() that should not wait: the call's first deltas, and after
+    that once all is complete if `whole`, else when it is the stream's turn.
+    """
+
+    def __init__(
+        self, call: int, requests: Sequence[GenerateRequest], on_ready: Callable[[PacedStream], None], whole: bool
+    ) -> None:
+        self.call = call
+        self.request_ids = [r.request_id for r in requests]
+        self.whole = whole
+        self.error: Exception | None = None  # why no more will come
+        self._on_ready = on_ready
+        self._unfinished = sum(r.sampling.n for r in requests)
+        self._deltas: list[TokenDelta] = []
+        self._begun = False
+
+    @property
+    def ended(self) -> bool:
+        """Every choice has ended and all has been taken."""
+        return self._unfinished <= 0 and not self._deltas
+
+    def put(self, deltas: list[TokenDelta]) -> bool:
+        """Adds deltas. True: these must not wait. They do until wake() is called."""
+        self._deltas += deltas
+        ended = sum(d.finish_reason is not None for d in deltas)
+        self._unfinished -= ended
+        begins, self._begun = not self._begun, True
+        if self.whole:
+            return begins or self._unfinished <= 0
+        return ended > 0 or any(d.num_completion_tokens == len(d.token_ids) for d in deltas)
+
+    def wake(self) -> None:
+        """Says that there is something to take."""
+        self._on_ready(self)
+
+    def fail(self, error: Exception) -> None:
+        """Nothing comes after what has come."""
+        self.error = error
+        self.wake()
+
+    def take(self) -> list[TokenDelta]:
+        """Everything that has arrived since the last time, one delta per choice, as it may have arrived in several
+        steps. Empty when there is nothing, which after a fail() is for good.
+        """
+        taken, self._deltas = self._deltas, []
+        return merged(taken) if len(taken) > 1 else taken
