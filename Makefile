@@ -1,5 +1,7 @@
-# make serve   a real model behind an OpenAI API on http://127.0.0.1:8000
-# make test    everything that needs no GPU
+# make serve       a real model behind an OpenAI API on http://127.0.0.1:8000
+# make test        everything that needs no GPU
+# make test-fast   all tests that need no server and no process
+# make fuzz        property tests with fresh random seeds
 PORT   ?= 8000
 CONFIG ?= cluster_configs/local-cpu.yaml
 KEY    ?= sk-demo-sluicegate
@@ -8,7 +10,11 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: serve install test system-packages lint type fmt bench pin size clean
+# Tests run in as many processes; those with servers share one of them.
+WORKERS ?= logical
+PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+.PHONY: serve install test test-fast fuzz coverage system-packages lint type fmt bench pin size clean
 
 # exec: signals reach sluice itself, which stops all it started.
 serve: $(STAMP)
@@ -26,7 +32,16 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 test: lint type system-packages
-	$(BIN)/python -m pytest -rs -m 'not gpu'
+	$(PYTEST) -rs
+
+test-fast: $(STAMP)
+	$(PYTEST) -q -m 'not ray and not sockets and not slow'
+
+fuzz: $(STAMP)
+	$(PYTEST) -m hypothesis --hypothesis-profile fuzz
+
+coverage: $(STAMP)
+	$(PYTEST) -q -m 'not ray and not slow' --cov=engine --cov=deployments --cov=autoscaling --cov-report=term-missing:skip-covered
 
 # Real servers that some tests start. Installed where that needs no question; else those tests are skipped and say so.
 system-packages:

@@ -1,30 +1,31 @@
-"""Fixtures every test may use."""
+"""Fixtures every test may use, and what marks mean."""
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 from pathlib import Path
 
 import hypothesis
 import pytest
 
-# Examples are not timed: a busy machine must not fail a test. CI draws the same examples every time.
-hypothesis.settings.register_profile("default", deadline=None)
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
+# Examples are not timed: a busy machine must not fail a test. `make test` draws the same examples every time, so that it
+# passes or fails by the code alone; `make fuzz` looks for new ones.
+hypothesis.settings.register_profile("default", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=1000, print_blob=True)
+hypothesis.settings.load_profile("default")
 
-
-# Tests with sockets, processes and clocks of their own, on a machine that others use: one that fails may run once more,
-# at most two of the whole suite, and both runs are reported. What is pure gets no second try.
-_REAL = ("deployments", "integration", "load_tests")
+# What a busy machine can break although the code is right: these may run a second time, at most two of the whole suite,
+# and both runs are reported. What is pure gets no second try.
+_MAY_RUN_TWICE = ("sockets", "ray")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    tests = Path(__file__).parent
     for item in items:
-        if item.path.relative_to(tests).parts[0] in _REAL:
+        if any(item.get_closest_marker(name) for name in _MAY_RUN_TWICE):
             item.add_marker(pytest.mark.flaky(reruns=1))
+        if item.get_closest_marker("ray"):
+            # Servers are shared by the tests that follow each other, so one worker runs all of these.
+            item.add_marker(pytest.mark.xdist_group("servers"))
 
 
 @pytest.fixture(scope="session")

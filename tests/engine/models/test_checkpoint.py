@@ -67,7 +67,6 @@ def test_tied_head_is_absent(tmp_path: Path) -> None:
             checkpoint.load("lm_head.weight")
 
 
-@pytest.mark.model
 def test_demo_model() -> None:
     checkpoint = open_checkpoint(demo_gguf())
     assert len(checkpoint.names()) == 272

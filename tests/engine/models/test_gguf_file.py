@@ -106,7 +106,6 @@ def test_agrees_with_the_gguf_package(tmp_path: Path, arch: str) -> None:
     same_as_package(make_gguf(tmp_path, arch))
 
 
-@pytest.mark.model
 def test_agrees_with_the_gguf_package_on_the_demo_model() -> None:
     g = read_gguf(demo_gguf())
     assert len(g.metadata["tokenizer.ggml.tokens"]) == 49152
@@ -128,7 +127,6 @@ def same_as_package(file: Path) -> None:
         assert np.array_equal(ours.read(t.name).numpy(), t.data.view(np.uint8).reshape(-1))
 
 
-@pytest.mark.model
 def test_truncated_demo_model(tmp_path: Path) -> None:
     file = tmp_path / "cut.gguf"
     shutil.copy(demo_gguf(), file)

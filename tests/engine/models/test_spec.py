@@ -83,7 +83,6 @@ def test_tensor_shapes_are_those_of_transformers(arch: str, tied: bool) -> None:
     assert spec.tensor_shapes() == shapes
 
 
-@pytest.mark.model
 def test_demo_model() -> None:
     file = read_gguf(demo_gguf())
     spec = from_gguf(file.metadata, file.tensors)
