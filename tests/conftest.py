@@ -8,8 +8,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-# Examples are not timed: a busy machine must not fail a test. `make test` draws the same examples every time, so that it
-# passes or fails by the code alone; `make fuzz` looks for new ones.
+# Examples are not timed: a busy machine must not fail a test. `make test` draws the same examples every time, so that
+# it passes or fails by the code alone; `make fuzz` looks for new ones.
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=1000, print_blob=True)
 hypothesis.settings.load_profile("default")

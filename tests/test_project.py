@@ -19,7 +19,8 @@ from deployments.config.serve_file import BUILDER, ServeFile
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted(p for p in (ROOT / "cluster_configs").glob("*.yaml") if p.name != "tls.yaml")  # needs your own files
-DOCUMENTS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md"]
+DOCUMENTS = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")]
+DOCUMENTS += sorted((ROOT / "docs").glob("*.md"))
 ENGINE_MAY_IMPORT = {"torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "gguf", "jinja2"}
 
 
@@ -138,7 +139,7 @@ def commands(path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
 def test_documented_commands_exist(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    targets = set(re.findall(r"(?m)^([a-z]+):", (ROOT / "Makefile").read_text()))
+    targets = set(re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text()))
     for line in commands(document):
         words = shlex.split(line, comments=True)
         while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
@@ -155,5 +156,6 @@ def test_documented_paths_exist(document: Path) -> None:
     named = set(
         re.findall(r"\b((?:engine|deployments|autoscaling|load_tests|cluster_configs|tests)/[\w./-]*\w/?)", text)
     )
-    named |= {link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link}
-    assert not {name for name in named if not (ROOT / name).exists()}
+    links = {link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link}
+    missing = {name for name in named if not (ROOT / name).exists()}
+    assert not missing | {link for link in links if not (document.parent / link).exists()}
