@@ -5,49 +5,51 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from deployments.config.autoscaling import GpuBudget, ScalingConfig
 from deployments.config.gateway import GatewayConfig
 from deployments.config.pinned_prompts import PinnedPrompt
+from deployments.config.strict import StrictModel
 from deployments.config.tiers import DEFAULT_TIER
 from deployments.config.upstream import UpstreamConfig
 from deployments.routing.policies import POLICIES
 from engine.config import EngineConfig
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
-
-
-class ModelConfig(_Strict):
-    """One pool of equal replicas of one model.
-
-    `name` is the id clients send. `num_cpus` and `num_gpus` are what one replica reserves in Ray's scheduler, no
-    more: threads are `engine.num_threads`. `num_gpus` None becomes one GPU per tensor-parallel rank when the engine
-    runs on CUDA. `max_ongoing_requests` bounds the requests handed to one replica; the engine queues those it
-    cannot run yet. `graceful_shutdown_timeout_s` is the longest generation a leaving replica waits for.
-    `routing_policy`: how a gateway chooses among the replicas, a name in deployments.routing.policies. `max_queue_s`:
-    when as much work waits, in seconds, requests are refused, those of lower tiers earlier; None: never for that.
-    `pinned_prompts`: kept in the prefix cache of every replica from its start, in half of its blocks at most.
-    `autoscaling`: the number of replicas changes, within its bounds; `replicas`, if more than the least, is how many
-    there are at first and after a change of the pool's settings. `cold_start_timeout_s`: how long a request waits for
-    the first replica of a pool that has none, where `autoscaling.min_replicas` is 0.
-    """
+class ModelConfig(StrictModel):
+    """One pool: equal replicas of one model."""
 
     name: str = Field(min_length=1, max_length=200, pattern=r"^\S+$")
+    """The model id that clients send, unless a route says otherwise."""
     replicas: int = Field(1, ge=0)
+    """How many replicas there are. With `autoscaling` it is the number at first and after each change of the pool's
+    settings, if it is more than `autoscaling.min_replicas`. 0 needs `autoscaling.min_replicas: 0`."""
     max_ongoing_requests: int = Field(1024, ge=1)
+    """The most requests that are handed to one replica at a time. The engine queues those that it cannot run yet."""
     num_cpus: float = Field(1.0, ge=0)
+    """CPUs that one replica reserves in Ray's scheduler. The number of threads is `engine.num_threads`."""
     num_gpus: float | None = Field(None, ge=0)
+    """GPUs that one replica reserves in Ray's scheduler. By default one for each rank (`engine.tensor_parallel_size`)
+    when the engine runs on CUDA, else none."""
     routing_policy: str = "prefix_affinity"
+    """How a gateway chooses among the replicas: `latency`, `least_loaded`, `power_of_two`, `prefix_affinity`,
+    `round_robin` or `session`."""
     max_queue_s: float | None = Field(60.0, gt=0)
+    """Seconds of work that may wait in the pool. Beyond it requests are refused with status 503, those of less
+    important tiers earlier. null: requests are refused only when the engines' queues are full."""
     health_check_period_s: float = Field(1.0, gt=0)
+    """Seconds between two health checks of a replica by Serve."""
     graceful_shutdown_timeout_s: float = Field(600.0, ge=0)
+    """Seconds that a leaving replica waits for the generations that it still runs."""
     autoscaling: ScalingConfig | None = None
+    """Changes the number of replicas within bounds. By default the number is fixed."""
     cold_start_timeout_s: float = Field(300.0, ge=0)
+    """Seconds that a request waits for the first replica of a pool that has none (`autoscaling.min_replicas: 0`)."""
     pinned_prompts: tuple[PinnedPrompt, ...] = ()
+    """Prompts that stay in the prefix cache of every replica from its start. They may take half of its blocks."""
     engine: EngineConfig
+    """The engine of each replica."""
 
     @field_validator("routing_policy")
     @classmethod
@@ -86,17 +88,20 @@ class ModelConfig(_Strict):
         return float(self.engine.tensor_parallel_size) if on_gpu else 0.0
 
 
-class ServeConfig(_Strict):
-    """All of one application: `models` are pools served side by side behind one gateway, and `upstreams` external
-    servers that routes may name; with an upstream that can stand alone there need be no pool. `gpu_budget` is shared by
-    the pools. How requests are divided among pools and upstreams is the `user_config` of the deployment ModelRouter
-    (see router.config); without it each pool, and each upstream that can stand alone, is a model of its own name."""
+class ServeConfig(StrictModel):
+    """One application: what stands under `args:` of `import_path: deployments.app:build`. How requests are divided
+    among pools and upstreams is not here but in the `user_config` of the deployment ModelRouter (RoutingConfig)."""
 
     models: tuple[ModelConfig, ...] = ()
+    """The pools, one entry for each model. At least one, unless an upstream has a tokenizer of its own."""
     gpu_budget: GpuBudget | None = None
+    """GPUs that the pools share by priority. By default each pool scales alone."""
     upstreams: tuple[UpstreamConfig, ...] = ()
+    """External servers with OpenAI's API, which routes may name."""
     gateway: GatewayConfig = GatewayConfig()
+    """The HTTP API: keys, tiers, limits and bounds of requests."""
     gateway_replicas: int = Field(1, ge=1)
+    """How many gateway processes there are. More than one cannot use `gateway.limits.store: memory`."""
 
     @model_validator(mode="after")
     def _check_models(self) -> Self:

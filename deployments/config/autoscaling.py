@@ -6,11 +6,12 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from autoscaling.guardrails import GuardrailParams
 from autoscaling.settings import PolicyError
 from autoscaling.spec import BOUNDS, policy_class
+from deployments.config.strict import StrictModel
 
 if TYPE_CHECKING:
     from ray.serve.config import AutoscalingConfig
@@ -20,17 +21,21 @@ _PUSH_S = 0.5  # how often replicas report
 _LOOK_BACK_S = 2.0  # they measure five times as often as this, but no more often than they report
 
 
-class ScalingConfig(BaseModel):
-    """The same mapping as a policy file of `sluice autoscale`: `policy` is a name in autoscaling.base.POLICIES,
-    `params` are its settings, and `guardrails` limit what it may do."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class ScalingConfig(StrictModel):
+    """Automatic scaling of one pool. The same mapping is a policy file of `sluice autoscale`, where the two bounds may
+    also stand among the guardrails."""
 
     policy: str = "slo"
+    """What decides on the number of replicas: `slo`, `queue_depth`, `ongoing`, `schedule`, `predictive` or
+    `composite`. See docs/autoscaling.md."""
     min_replicas: int = Field(1, ge=0)
+    """The fewest replicas. 0: the pool may be without any, and the next request starts one."""
     max_replicas: int = Field(8, ge=1)
+    """The most replicas."""
     params: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the policy; see the sections below."""
     guardrails: dict[str, Any] = Field(default_factory=dict)
+    """Limits to what the policy may do; see GuardrailParams."""
 
     @model_validator(mode="before")
     @classmethod
@@ -96,24 +101,22 @@ class ScalingConfig(BaseModel):
             )
 
 
-class PoolBudget(BaseModel):
-    """`priority`: smaller is more important. `gpus_per_replica`: what one takes of the budget, if not what it reserves
-    in Ray."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class PoolBudget(StrictModel):
+    """One pool's part in the GPU budget."""
 
     priority: int = 0
+    """Smaller is more important."""
     gpus_per_replica: float | None = Field(None, gt=0)
+    """GPUs of the budget that one replica takes. By default what it reserves in Ray (`num_gpus`)."""
 
 
-class GpuBudget(BaseModel):
-    """All GPUs that the application's pools may have together. By priority when they want more: see
-    autoscaling.budget.share. Pools that `pools` does not name have priority 0."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class GpuBudget(StrictModel):
+    """GPUs that the application's pools may have together. When they want more, the more important ones get them."""
 
     gpus: float = Field(gt=0)
+    """How many GPUs there are for all pools."""
     pools: Mapping[str, PoolBudget] = {}
+    """Pool name to its part. A pool that is not named has the defaults."""
 
     def per_replica(self, pool: str, reserved: float) -> float:
         """`reserved`: what a replica reserves in Ray."""

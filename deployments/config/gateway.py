@@ -5,32 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from deployments.config.limits import LimitsConfig
+from deployments.config.strict import StrictModel
 from deployments.config.tiers import Tier, resolve
 
 AccountName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 CorsOrigin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s*]+)$")]
 
 
-class StaticKey(BaseModel):
-    """A key from the config file: `key` is the key itself or `env:NAME`, and a bare string is the same as only `key`.
-    Without `org` the key is an organisation of its own. `models` None: all that its tier allows."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class StaticKey(StrictModel):
+    """An API key from the config file. A bare string is the same as only `key`."""
 
     key: str = Field(repr=False, min_length=1)
+    """The key itself, or `env:NAME` for one from the environment of the gateway's process."""
     org: AccountName | None = None
+    """The organisation it belongs to. By default the key is an organisation of its own."""
     project: AccountName = "default"
+    """The project it belongs to."""
     tier: str = Field("default", min_length=1)
+    """The tier of its requests. `default` is replaced by `default_tier` where that is given."""
     scopes: tuple[Literal["models.read", "inference", "batch", "admin"], ...] = (
         "models.read",
         "inference",
         "batch",
         "admin",
     )
+    """What the key may do. `batch` is reserved for batch jobs, which do not exist yet."""
     models: tuple[str, ...] | None = None
+    """The model ids that it may see. By default all that its tier allows."""
 
     @model_validator(mode="before")
     @classmethod
@@ -38,18 +42,20 @@ class StaticKey(BaseModel):
         return {"key": value} if isinstance(value, str) else value
 
 
-class KeysConfig(BaseModel):
-    """`database`: where keys, budgets and usage are kept: an absolute path or one that begins with `~` for SQLite,
-    an SQLAlchemy URL, or `env:NAME` for either; without it there are only the keys in the config. Gateways on several
-    machines need Postgres. A key is read again after `fresh_s`, changes are noticed every `poll_s` (a request that runs
-    already is not cut off), and while the database is down, keys that were in use go on for `grace_s`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class KeysConfig(StrictModel):
+    """API keys in a database, with budgets and usage. A request that runs already is not cut off when its key is
+    revoked."""
 
     database: str | None = Field(None, repr=False)
+    """Where keys, budgets and usage are kept: an absolute path or one that begins with `~` (SQLite), an SQLAlchemy
+    URL, or `env:NAME` for either. Gateways on several machines need Postgres. By default there are only the keys of
+    the config file."""
     fresh_s: float = Field(5.0, gt=0)
+    """Seconds after which a key in use is read from the database again."""
     poll_s: float = Field(0.25, gt=0, le=0.5)
+    """Seconds between two looks for changed keys."""
     grace_s: float = Field(300.0, ge=0)
+    """Seconds for which keys that were in use go on working while the database is down."""
 
     @field_validator("database")
     @classmethod
@@ -59,43 +65,50 @@ class KeysConfig(BaseModel):
         return value
 
 
-class LedgerConfig(BaseModel):
-    """Usage goes to the database every `flush_s`. While that is down, it goes to files in `spill_dir`, by default one
-    below `~/.local/state/sluicegate`; in a container, name a volume."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class LedgerConfig(StrictModel):
+    """Where usage goes before it is in the database."""
 
     flush_s: float = Field(0.5, gt=0, le=60)
+    """Seconds between two writes of usage to the database. A killed gateway loses what it has not written yet."""
     spill_dir: str | None = None
+    """Directory for usage while the database is down, by default one below `~/.local/state/sluicegate`. In a
+    container, name a volume."""
 
 
-class GatewayConfig(BaseModel):
-    """`api_keys`: keys that are let in besides those of `keys.database`; neither at all turns authentication
-    off. `unknown_fields`: what becomes of body fields nobody knows (OpenAI refuses them, SDKs' `extra_body` and
-    most servers do not). `max_body_bytes` holds before and after decompression. `body_timeout_s`: how long a client may
-    take to send its body. `keepalive_s`: how long a stream stays silent before it sends a comment.
-    `send_timeout_s`: how long a client may take nothing of its stream before it counts as gone. `cors_origins`: the web
-    pages that may call from a browser, as `https://host[:port]` or `*`; none by default.
-    `tiers`: without any, every key may do everything; with some, each key has one, `default_tier` if it names none.
-    `public_metrics`: GET /metrics needs no key, else one with the scope `admin`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class GatewayConfig(StrictModel):
+    """The HTTP API. With neither `api_keys` nor `keys.database`, everybody may use it."""
 
     api_keys: tuple[StaticKey, ...] = ()
+    """Keys that are let in besides those of `keys.database`."""
     keys: KeysConfig = KeysConfig()
+    """Keys in a database."""
     ledger: LedgerConfig = LedgerConfig()
+    """The way of usage into that database."""
     tiers: Mapping[str, Tier] = {}
+    """Tier name to what its keys may do. Without any, every key may do everything."""
     default_tier: str | None = None
+    """The tier of keys that name none. It is needed with `tiers`, unless one of them is called `default`."""
     limits: LimitsConfig = LimitsConfig()
+    """Limits of organisations and projects, and where all counts are kept."""
     unknown_fields: Literal["ignore", "reject"] = "ignore"
+    """What becomes of fields in request bodies that nobody knows. OpenAI rejects them; most other servers, and SDKs'
+    `extra_body`, do not."""
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024)
+    """The largest request body in bytes, before and after decompression."""
     body_timeout_s: float = Field(60.0, gt=0)
+    """Seconds that a client may take to send its body."""
     max_prompts: int = Field(2048, ge=1)
+    """The most prompts in one request to /v1/completions."""
     max_choices: int = Field(4096, ge=1)
+    """The most choices in one request: prompts times `n`."""
     keepalive_s: float = Field(15.0, gt=0)
+    """Seconds of silence after which a stream sends a comment, so that nobody on the way closes it."""
     send_timeout_s: float = Field(60.0, gt=0)
+    """Seconds for which a client may take nothing of its stream before it counts as gone."""
     cors_origins: tuple[CorsOrigin, ...] = ()
+    """Web pages that may call the API from a browser: `https://host[:port]`, or `*` for all."""
     public_metrics: bool = False
+    """Whether GET /metrics needs no key. Else it needs one with the scope `admin`."""
 
     @model_validator(mode="after")
     def _check_tiers(self) -> Self:

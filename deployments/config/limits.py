@@ -6,27 +6,30 @@ import os
 from collections.abc import Mapping
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from deployments.config.strict import StrictModel
 from deployments.config.tiers import Allowance
 from deployments.limits.base import STORES
 
 
-class LimitsConfig(BaseModel):
-    """`store`: where counts are kept. `memory` is exact for one gateway replica only. `redis_url` is for `redis`: the
-    URL or `env:NAME`. `lease_s`: after which what a killed gateway held is free again. `on_store_failure`: while the
-    store is out of reach, `refuse` every request that has limits, or count them per gateway (`local`), each with its
-    share. `orgs`: limits of an organisation, for each model apart. `projects`: of a project as a whole, by
-    ORG/PROJECT."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class LimitsConfig(StrictModel):
+    """Limits beyond those of tiers, and where the counts of all limits are kept."""
 
     store: str = "actor"
+    """Where counts are kept. `actor`: in one Ray actor that all gateways share. `redis`: in a Redis server, also for
+    several clusters. `memory`: in the gateway's process, which is exact for one gateway only."""
     redis_url: str | None = Field(None, repr=False)
+    """The URL of the Redis server, or `env:NAME`. Needed by `store: redis`."""
     lease_s: float = Field(5.0, ge=1.0)
+    """Seconds after which what a killed gateway held is free again."""
     on_store_failure: Literal["refuse", "local"] = "refuse"
+    """What happens while the store cannot be reached. `refuse`: requests that have limits get status 503. `local`:
+    each gateway counts alone, with its share of each limit."""
     orgs: Mapping[str, Allowance] = {}
+    """Organisation to its limits. They hold for each model apart."""
     projects: Mapping[str, Allowance] = {}
+    """ORG/PROJECT to the limits of the project as a whole."""
 
     @field_validator("store")
     @classmethod

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from deployments.config.gateway import AccountName
+from deployments.config.strict import StrictModel
 from engine.config import EngineConfig
 from engine.errors import EngineError, InvalidRequestError
 from engine.models.locate import resolve
@@ -16,18 +17,19 @@ from engine.pins import check_length
 from engine.text import TextModel, load_text
 
 
-class PinnedPrompt(BaseModel):
-    """`text`: how prompts of /v1/completions begin. `messages`: how conversations of /v1/chat/completions without
-    tools begin, usually with one system message. `orgs`: for whose keys; None: for those of all api_keys, or for
-    everybody where no keys are asked for. It takes room for each. `cache_salt`: that of the requests, if they bring
-    one."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class PinnedPrompt(StrictModel):
+    """The beginning of prompts, which is computed once and kept in the prefix cache. Organisations share no cache, so
+    it takes room for each of them. Either `text` or `messages` must be given."""
 
     text: str | None = Field(None, min_length=1)
+    """How prompts of /v1/completions begin."""
     messages: tuple[Mapping[str, Any], ...] | None = Field(None, min_length=1)
+    """How conversations of /v1/chat/completions without tools begin, usually with one system message."""
     orgs: tuple[AccountName, ...] | None = Field(None, min_length=1)
+    """The organisations that are to have it. By default those of all `api_keys`, or everybody where no keys are asked
+    for. Needed where keys are in a database and there are no `api_keys`."""
     cache_salt: str | None = Field(None, max_length=1024)
+    """The `cache_salt` of the requests, if they bring one."""
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:

@@ -10,8 +10,9 @@ from collections.abc import Collection, Mapping
 from hashlib import blake2b
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from deployments.config.strict import StrictModel
 from deployments.routing.failures import Failure
 from deployments.routing.table import Limits, Route, RoutingTable, Shadow, Share, Target, TierRule
 
@@ -20,25 +21,29 @@ Percent = Annotated[float, Field(gt=0, le=100)]
 OWN_ABILITIES = frozenset({"logprobs", "echo", "tools", "json", "token_ids"})  # of our own pools, unless they say
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class RouteConfig(_Strict):
-    """One model id. `pools`: names with weights (90 and 10 make a canary of 10 %), or a list of equals; upstreams that
-    can stand alone may be among them. `fallbacks`:
-    pools and upstreams to ask when those fail. `shadows`: pools that get a copy of so many per cent of the requests,
-    whose answers are dropped. The rest: see table.Limits."""
+class RouteConfig(StrictModel):
+    """How the requests for one model id are served."""
 
     pools: dict[str, Weight]
+    """Pool to its weight: 90 and 10 make a canary of 10 %. A list stands for equal weights. Upstreams with a tokenizer
+    of their own may be among them."""
     fallbacks: tuple[str, ...] = ()
-    shadows: dict[str, Percent] = {}
+    """Pools and upstreams that are asked, in this order, when those fail."""
+    shadows: Mapping[str, Percent] = {}
+    """Pool to a percentage of the requests of which it gets a copy. Its answers are dropped."""
     retry_on: frozenset[Failure] = frozenset(Failure)
+    """The failures after which the next pool is asked: `timeout` (no first token in time), `error` (the server failed
+    or is gone), `overloaded` (no room now), `context` (the prompt is too long for this pool)."""
     deadline_s: float | None = Field(None, gt=0)
+    """Seconds for the whole answer. By default there is no such limit."""
     first_token_s: float | None = Field(None, gt=0)
+    """Seconds for the first token of each attempt. By default there is no such limit."""
     hedge_after_s: float | None = Field(None, gt=0)
+    """Seconds without a first token after which a second attempt runs beside the first. By default there is none."""
     max_resumptions: int = Field(2, ge=0)
+    """How often one answer may go on elsewhere after its replica was lost."""
     resume_within_s: float = Field(30.0, ge=0)
+    """Seconds that such an answer waits for a replica that can go on with it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -54,30 +59,42 @@ class RouteConfig(_Strict):
         return self
 
 
-class TargetConfig(_Strict):
-    """What is to be known of a pool or an upstream: see table.Target. `abilities`: of `logprobs`, `echo`, `tools`,
-    `json` and `token_ids`; by default a pool has them all and an upstream none."""
+class TargetConfig(StrictModel):
+    """What routing knows of one pool or upstream."""
 
     zone: str = ""
+    """The availability zone it is in. A gateway prefers its own, which it reads from the label
+    `ray.io/availability-zone` of its Ray node."""
     region: str = ""
+    """The region it is in. Likewise, after the zone (label `ray.io/region`)."""
     max_tokens: int | None = Field(None, ge=1)
+    """Its context class: the most tokens of prompt and answer together that it is meant for. Requests go to the
+    smallest class that they fit in. By default it is meant for all that it can take."""
     abilities: frozenset[str] | None = None
+    """What it can do beyond text: `logprobs`, `echo`, `tools`, `json`, `token_ids`. By default a pool can do all of it
+    and an upstream nothing."""
 
 
-class TierConfig(_Strict):
-    """`pools`: the pools and upstreams that the tier may use, all by default. `queue_share`: see table.TierRule; by
-    default it follows the order of the tiers' priorities."""
+class TierConfig(StrictModel):
+    """What requests of one tier may use."""
 
     pools: frozenset[str] | None = None
+    """Pools and upstreams that the tier may use. By default all."""
     queue_share: float | None = Field(None, gt=0, le=1)
+    """The share of a pool's `max_queue_s` that may be in use when a request of the tier comes; beyond it the request is
+    refused. By default equal steps down from 1 in the order of the tiers' priorities."""
 
 
-class RoutingConfig(_Strict):
-    """A pool that no route names is served under its own name, and so is an upstream that can stand alone."""
+class RoutingConfig(StrictModel):
+    """The `user_config` of the deployment ModelRouter. It can change without a restart. A pool that no route names is
+    served under its own name, and so is an upstream with a tokenizer of its own."""
 
-    routes: dict[str, RouteConfig] = {}
-    targets: dict[str, TargetConfig] = {}
-    tiers: dict[str, TierConfig] = {}
+    routes: Mapping[str, RouteConfig] = {}
+    """Model id to how it is served."""
+    targets: Mapping[str, TargetConfig] = {}
+    """Pool or upstream to what is to be known of it."""
+    tiers: Mapping[str, TierConfig] = {}
+    """Tier of `gateway.tiers` to what its requests may use."""
 
 
 def compiled(

@@ -4,34 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from deployments.config.strict import StrictModel
 
 DEFAULT_TIER = "default"  # of keys that name none
 
 
-class Allowance(BaseModel):
-    """Requests and tokens per minute, and requests at once. Tokens are prompt plus `max_tokens` when a request comes,
-    and what it really took when it has ended."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class Allowance(StrictModel):
+    """How much is allowed. null is no limit."""
 
     rpm: int | None = Field(None, ge=1)
+    """Requests per minute: no 60 seconds hold more."""
     tpm: int | None = Field(None, ge=1)
+    """Tokens per minute. A request counts with its prompt and its longest answer (`max_tokens`) when it comes, and
+    with what it really used when it has ended."""
     max_concurrent: int | None = Field(None, ge=1)
+    """Requests that run at the same time."""
 
 
 class Tier(Allowance):
-    """The allowance holds for each key of the tier. `priority`: smaller is more important; a request can only make
-    itself less important. `max_tokens`: of one answer. `max_context`: of prompt and answer together. `models`: others
-    do not exist for these keys. `ttft_slo_ms`: the time to the first token that is aimed at. `batch_quota`: tokens
-    that may be queued in batch jobs."""
+    """A class of service. Its allowance holds for each key of the tier apart."""
 
     priority: int = 0
+    """The priority of its requests: smaller is more important. A request can only make itself less important."""
     max_tokens: int | None = Field(None, ge=1)
+    """The most tokens of one answer."""
     max_context: int | None = Field(None, ge=2)
+    """The most tokens of prompt and answer together."""
     models: tuple[str, ...] | None = None
-    ttft_slo_ms: float | None = Field(None, gt=0)
+    """The model ids that its keys see. By default all."""
     batch_quota: int | None = Field(None, ge=0)
+    """Reserved for batch jobs, which do not exist yet: tokens that may be queued in them. It has no effect today."""
 
     @property
     def model_names(self) -> frozenset[str] | None:

@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from deployments.config.strict import StrictModel
 
 _OURS = frozenset({"cache_salt", "priority", "service_tier", "stream_options"})  # mean something here, and not there
 
 
-class UpstreamConfig(BaseModel):
-    """`name` stands in routes. `base_url` ends before /chat/completions. `api_key` is `env:NAME`: the environment
-    variable that has it. `models`: what a model of ours is called there; others keep their names. `drop_fields`: body
-    fields it does not understand. `connect_s`, `first_token_s` and `idle_s` are how long it may take to accept, to
-    begin and to go on.
-
-    With `tokenizer` (a model directory, .gguf file or pkg://package/file whose vocabulary and chat template its model
-    has) and `max_model_len` (its context), prompts can be counted without a pool: it is then served under its own name,
-    or may be one of a route's `pools`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+class UpstreamConfig(StrictModel):
+    """An external server with OpenAI's API. With `tokenizer` and `max_model_len` prompts can be counted without a pool:
+    it is then served under its own name, and may be one of a route's `pools`. Else it can only be a fallback."""
 
     name: Annotated[str, Field(pattern=r"^\S{1,200}$")]
+    """The name by which routes call it."""
     base_url: Annotated[str, Field(pattern=r"^https?://[^\s/]+(/\S*)?$")]
+    """Its address, up to what comes before `/chat/completions`."""
     api_key: Annotated[str, Field(pattern=r"^env:[A-Za-z_][A-Za-z0-9_]*$")] | None = None
-    models: dict[str, str] = {}
+    """`env:NAME`: the environment variable that holds the key it asks for."""
+    models: Mapping[str, str] = {}
+    """Our model id to the server's. Others keep their names."""
     drop_fields: frozenset[str] = frozenset()
+    """Fields of request bodies that the server does not understand, which are left out."""
     tokenizer: Annotated[str, Field(min_length=1)] | None = None
+    """A model directory, .gguf file or `pkg://package/file` with the vocabulary and the chat template of its model."""
     max_model_len: int | None = Field(None, ge=2)
+    """The context of its model in tokens. To be given with `tokenizer`."""
     max_connections: int = Field(256, ge=1)
+    """The most connections to it from one gateway."""
     connect_s: float = Field(5.0, gt=0)
+    """Seconds that it may take to accept a connection."""
     first_token_s: float = Field(30.0, gt=0)
+    """Seconds that it may take to begin its answer."""
     idle_s: float = Field(60.0, gt=0)
+    """Seconds of silence within an answer after which it counts as broken."""
 
     @model_validator(mode="after")
     def _check_standalone(self) -> Self:
