@@ -8,13 +8,13 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from engine.config import EngineConfig
-from engine.errors import CapacityError, ConfigError, ContextLengthError, InvalidRequestError
+from engine.errors import CapacityError, ConfigError, ContextLengthError, EngineError, InvalidRequestError
 from engine.executor.base import Executor, executor_class
 from engine.kv.manager import PagedKVCache
 from engine.kv.transfer import BlockAccess, KVTransfer, LocalTransfer
 from engine.live import LiveChoice, LiveRequest
 from engine.models.locate import resolve
-from engine.offline import Completion, generate
+from engine.offline import Completion, completion
 from engine.runner.random import choice_seed, derive_seed
 from engine.scheduler.scheduler import Scheduler, SeqUpdate
 from engine.stats import Recorder, StepMeter, Window
@@ -343,4 +343,18 @@ class Engine:
         """Offline: run all prompts (text or ids) to their end. Results in input order; a refused prompt is a
         Completion with `error` and disturbs nobody. Not to be mixed with add() and step() by another owner."""
         params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
-        return generate(self, prompts, params)
+        outcomes: dict[str, Completion | list[TokenDelta]] = {}
+        for i, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
+            ids = self.text.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            request_id = f"offline-{i}"
+            try:
+                self.add(GenerateRequest(request_id, tuple(ids), own))
+                outcomes[request_id] = []
+            except EngineError as error:
+                outcomes[request_id] = Completion(error=error)
+        while self.has_work:
+            for delta in self.step():
+                into = outcomes[delta.request_id]
+                assert isinstance(into, list)
+                into.append(delta)
+        return [o if isinstance(o, Completion) else completion(o) for o in outcomes.values()]

@@ -1,21 +1,17 @@
-"""Whole completions for scripts and batch jobs: run prompts to their end, results in input order."""
+"""What Engine.generate() returns: whole completions, put together from deltas."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from engine.errors import EngineError
-from engine.types import FinishReason, GenerateRequest, SamplingParams, TokenDelta, TokenLogprob
-
-if TYPE_CHECKING:
-    from engine.engine import Engine
+from engine.types import FinishReason, TokenDelta, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionChoice:
+    """One choice: all of its tokens, their text, and their log probabilities if they were asked for."""
+
     token_ids: tuple[int, ...]
     text: str
     logprobs: tuple[TokenLogprob, ...]
@@ -33,26 +29,8 @@ class Completion:
     error: EngineError | None = None
 
 
-def generate(engine: Engine, prompts: Seq[str | Iterable[int]], params: Seq[SamplingParams]) -> list[Completion]:
-    """A refused prompt becomes a Completion with `error`, in its place, and disturbs nobody."""
-    outcomes: dict[str, Completion | list[TokenDelta]] = {}
-    for i, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
-        ids = engine.text.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        request_id = f"offline-{i}"
-        try:
-            engine.add(GenerateRequest(request_id, tuple(ids), sampling))
-            outcomes[request_id] = []
-        except EngineError as error:
-            outcomes[request_id] = Completion(error=error)
-    while engine.has_work:
-        for delta in engine.step():
-            into = outcomes[delta.request_id]
-            assert isinstance(into, list)
-            into.append(delta)
-    return [o if isinstance(o, Completion) else _join(o) for o in outcomes.values()]
-
-
-def _join(deltas: list[TokenDelta]) -> Completion:
+def completion(deltas: list[TokenDelta]) -> Completion:
+    """The outcome of one request from all its deltas, in the order in which they came."""
     by_index: dict[int, list[TokenDelta]] = {}
     for delta in deltas:
         by_index.setdefault(delta.index, []).append(delta)

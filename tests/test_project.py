@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -55,8 +56,6 @@ def relative(path: Path) -> str:
 @pytest.mark.parametrize("path", files("engine"), ids=relative)
 def test_engine_is_a_library_of_its_own(path: Path) -> None:
     allowed = ENGINE_MAY_IMPORT | {"engine"} | set(sys.stdlib_module_names)
-    if relative(path) == "engine/executor/ray_ranks.py":
-        allowed |= {"ray"}
     assert {name.split(".")[0] for name in imports(path)} <= allowed
 
 
@@ -81,6 +80,34 @@ def test_the_nouns_stand_at_the_bottom() -> None:
     }
     for name, modules in allowed.items():
         assert {m for m in imports(ROOT / name) if m.split(".")[0] == "engine"} <= modules, name
+
+
+def imports_within(package: str) -> dict[str, set[str]]:
+    """For each module of `package` the other modules of it that it imports, those for type annotations too."""
+    paths = {relative(p).removesuffix(".py").removesuffix("/__init__").replace("/", "."): p for p in files(package)}
+    graph: dict[str, set[str]] = {}
+    for name, path in paths.items():
+        found = set[str]()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                inner = {alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+                found |= {name if name in paths else str(node.module) for name in inner.values()}
+        graph[name] = (found & paths.keys()) - {name}
+    return graph
+
+
+@pytest.mark.parametrize("package", ["engine"])
+def test_imports_run_one_way(package: str) -> None:
+    """Neither the files of a package nor its sub-packages (and loose files) import each other in a circle."""
+    by_file = imports_within(package)
+    by_room: dict[str, set[str]] = {}
+    for name, others in by_file.items():
+        room, *rest = (".".join(n.split(".")[:2]) for n in (name, *others))
+        by_room.setdefault(room, set()).update(set(rest) - {room})
+    for graph in (by_file, by_room):
+        TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
 @pytest.mark.parametrize("path", files("autoscaling"), ids=relative)

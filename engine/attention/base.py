@@ -7,10 +7,10 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
+from engine.batch import ForwardBatch
 from engine.kernels.base import Kernels
 from engine.kv.storage import LayerKV
 from engine.registry import Registry
-from engine.runner.batch import ForwardBatch
 from engine.select import Needs
 
 

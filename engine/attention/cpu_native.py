@@ -7,10 +7,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from engine.attention.base import AttentionShape
+from engine.batch import ForwardBatch
 from engine.kernels.base import Kernels
 from engine.kernels.cpu.ops import HEAD_DIM_STEP, KEY_GROUP, MAX_HEAD_DIM, NativeKernels, PagedContext
 from engine.kv.storage import LayerKV
-from engine.runner.batch import ForwardBatch
 from engine.select import Needs
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from engine.attention.base import AttentionShape
 from engine.attention.torch_paged import load, store
+from engine.batch import ForwardBatch
 from engine.kernels.base import Kernels
 from engine.kernels.reference import capped
 from engine.kv.storage import LayerKV
-from engine.runner.batch import ForwardBatch
 from engine.select import Needs
 
 _ROWS = 8

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from engine.attention.base import AttentionShape
 from engine.attention.kv_codec import decode, encode
+from engine.batch import ForwardBatch
 from engine.kernels.base import Kernels
 from engine.kernels.reference import capped
 from engine.kv.storage import SCALED_DTYPES, LayerKV
-from engine.runner.batch import ForwardBatch
 from engine.select import Needs
 
 _GROUP_SCORES = 1 << 20

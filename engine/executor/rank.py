@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.attention.base import BACKENDS
+from engine.batch import build_batch
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineError
 from engine.executor import settings
@@ -13,12 +14,12 @@ from engine.kernels import cpu, select_kernels
 from engine.kernels.cpu.ops import NativeKernels
 from engine.kernels.cpu.pages import prefer_large_pages
 from engine.kv.storage import KVLayout, KVStorage, num_blocks_for
-from engine.models import Model
+from engine.models.base import Model
 from engine.models.checkpoint import Checkpoint, open_checkpoint
-from engine.models.loader import Weights, check_heads, load_model
+from engine.models.loader import check_heads, load_model
 from engine.models.locate import resolve
+from engine.models.weights import Weights
 from engine.parallel.group import SoloGroup, TPGroup
-from engine.runner.batch import build_batch
 from engine.runner.copies import BlockCopies, make_copies, seconds_per_block
 from engine.runner.graphs import StepGraph
 from engine.runner.runner import Runner

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.batch import ForwardBatch
 from engine.kv.storage import LayerKV
-from engine.runner.batch import ForwardBatch
 
 KV = Sequence[LayerKV]
 """Layer by layer."""

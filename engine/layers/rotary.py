@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.models.spec import RopeSpec
+from engine.layers.rope_spec import RopeSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)

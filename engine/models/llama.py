@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from engine.attention.base import AttentionBackend, AttentionShape
+from engine.batch import ForwardBatch
 from engine.kernels.base import Kernels
 from engine.layers.attention import Attention
 from engine.layers.context import KV, ForwardContext
 from engine.layers.mlp import GatedMLP
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import rotary
-from engine.models.loader import Weights
 from engine.models.spec import ModelSpec
-from engine.runner.batch import ForwardBatch
+from engine.models.weights import Weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)

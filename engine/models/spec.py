@@ -7,28 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from engine.errors import ModelFileError
+from engine.layers.rope_spec import RopeSpec
 from engine.models.fields import Json
-
-
-@dataclass(frozen=True, slots=True)
-class RopeSpec:
-    """Rotary angles. inv_freq[i] = theta ** (-2i / head_dim), changed by `scaling`:
-
-    none; linear: / factor; llama3: the wavelength-dependent interpolation of Llama 3.1; yarn: NTK by parts,
-    with cos and sin multiplied by `attention_factor`; table: / freq_factors[i] (GGUF's form of llama3).
-    """
-
-    theta: float = 10000.0
-    scaling: Literal["none", "linear", "llama3", "yarn", "table"] = "none"
-    factor: float = 1.0
-    original_max_position: int = 0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None  # None: 0.1 * ln(factor) + 1
-    freq_factors: tuple[float, ...] = ()  # [head_dim / 2]
-
 
 _AT_LEAST_1 = (
     "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size",

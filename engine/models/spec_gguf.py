@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ModelFileError
+from engine.layers.rope_spec import RopeSpec
 from engine.models.fields import Json, divide, get, maybe
 from engine.models.gguf_file import GgufTensor
-from engine.models.spec import FAMILIES, Family, ModelSpec, RopeSpec
+from engine.models.spec import FAMILIES, Family, ModelSpec
 
 
 def from_gguf(metadata: Json, tensors: Mapping[str, GgufTensor], rope_factors: tuple[float, ...] = ()) -> ModelSpec:

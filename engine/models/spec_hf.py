@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from engine.errors import ModelFileError
+from engine.layers.rope_spec import RopeSpec
 from engine.models.fields import Json, divide, get, maybe, token_ids
-from engine.models.spec import FAMILIES, Family, ModelSpec, RopeSpec
+from engine.models.spec import FAMILIES, Family, ModelSpec
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 

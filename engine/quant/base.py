@@ -1,19 +1,15 @@
-"""The quantization seam: QuantFormat and the table of formats."""
+"""The quantization seam: what a storage format of weights can do."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from engine.registry import Registry
 from engine.select import Needs
-
-if TYPE_CHECKING:
-    from engine.kernels.cpu.ops import NativeKernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,31 +65,6 @@ class QuantFormat(Protocol):
 
     def rows(self, ready: Ready, ids: Tensor) -> Tensor:
         """Rows `ids` [T] of the weight in the compute dtype, [T, in]: embedding look-up."""
-
-
-FORMATS: Registry[QuantFormat] = Registry(
-    "quantization format",
-    {
-        "none": "engine.quant.none:Unquantized",
-        "gguf": "engine.quant.gguf:Gguf",
-    },
-)
-
-
-def format_for(
-    stored_format: str, dtype: torch.dtype, native: NativeKernels | None, weight_dtype: torch.dtype | None = None
-) -> QuantFormat:
-    """The format of a checkpoint tensor (StoredTensor.format: "none", or a ggml type such as "q4_1") for
-    activations in `dtype`. `native`: the compiled CPU kernels to use, if any. `weight_dtype`: what float weights
-    are kept and multiplied in by those, None: `dtype`; with bfloat16, activations beside weights of 4 bits may be
-    rounded as coarsely too."""
-    if stored_format == "none":
-        from engine.quant.none import Unquantized
-
-        return Unquantized(dtype, native, weight_dtype)
-    from engine.quant.gguf import Gguf
-
-    return Gguf(stored_format, dtype, native, narrow=weight_dtype is torch.bfloat16)
 
 
 def fuse(specs: Mapping[str, ParamSpec], parts: Sequence[Stored]) -> dict[str, Tensor]:

@@ -18,12 +18,12 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine.batch import ForwardBatch
 from engine.errors import EngineError
 from engine.kernels.cpu.ops import NativeKernels
 from engine.kernels.cpu.tape import BufferPool, Tape
 from engine.layers.context import KV
-from engine.models import Model
-from engine.runner.batch import ForwardBatch
+from engine.models.base import Model
 from engine.types import SeqSlice
 
 logger = logging.getLogger(__name__)
@@ -175,8 +175,6 @@ class _Inputs:
             query_starts=self._query_starts[: num_seqs + 1],
             seq_lens=self._seq_lens[:num_seqs],
             block_table=self._table[:num_seqs],
-            max_query_len=self._max_rows,
-            max_seq_len=self._max_model_len,
         )
 
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from engine.batch import build_batch
 from engine.errors import ConfigError
 from engine.kv.storage import KVStorage
 from engine.kv.transfer import Layers
-from engine.models import Model
-from engine.runner.batch import build_batch
+from engine.models.base import Model
 from engine.runner.copies import BlockCopies
 from engine.runner.graphs import StepGraph
 from engine.runner.sampler import Sampler

@@ -11,10 +11,10 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from engine.batch import build_batch
 from engine.config import EngineConfig
 from engine.executor.local import LocalExecutor
 from engine.kernels import cpu
-from engine.runner.batch import build_batch
 from engine.types import SeqSlice
 from load_tests.engine_bench.base import Row, Table
 from load_tests.engine_bench.bench import Bench

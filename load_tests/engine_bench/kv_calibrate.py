@@ -10,7 +10,6 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.executor.local import LocalExecutor
 from engine.kv.scales import write_scales
-from engine.offline import generate
 from engine.types import SamplingParams
 
 _TOKENS = 1024
@@ -24,7 +23,7 @@ def calibrate(model: str, text: str, path: Path) -> int:
     engine = Engine(config, executor=executor)
     try:
         ids = engine.text.tokenizer.encode(text)[: min(_TOKENS, engine.capacity.max_model_len) - 1]
-        generate(engine, [ids], [SamplingParams(max_tokens=1, temperature=0.0)])
+        engine.generate([ids], [SamplingParams(max_tokens=1, temperature=0.0)])
         layers = executor.rank.runner.storage.layers  # what was never written is zero
         write_scales(path, *([_largest(layer[i]) for layer in layers] for i in range(2)))
     finally:

@@ -15,7 +15,6 @@ from tempfile import TemporaryDirectory
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.offline import generate
 from engine.types import SamplingParams
 from load_tests.engine_bench.base import Row, Table
 from load_tests.engine_bench.bench import Bench
@@ -93,8 +92,8 @@ def _measure(bench: Bench, name: str, text: str, scales: str = "dynamic") -> _Ou
         step = (len(ids) - _PROMPT_TOKENS) // count
         prompts = [ids[i * step : i * step + _PROMPT_TOKENS] for i in range(count)]
         greedy = SamplingParams(max_tokens=8 if bench.quick else _NEW, temperature=0.0, ignore_eos=True)
-        scored, *continued = generate(
-            engine, [ids, *prompts], [replace(greedy, max_tokens=1, prompt_logprobs=0), *[greedy] * count]
+        scored, *continued = engine.generate(
+            [ids, *prompts], [replace(greedy, max_tokens=1, prompt_logprobs=0), *[greedy] * count]
         )
         logprobs = [entry.logprob for entry in scored.prompt_logprobs if entry is not None]
         return _Outcome(

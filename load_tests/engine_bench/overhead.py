@@ -10,11 +10,11 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from engine.batch import build_batch
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.executor.base import Capacity
 from engine.kv.manager import PagedKVCache
-from engine.runner.batch import build_batch
 from engine.runner.sampler import Sampler
 from engine.scheduler.scheduler import Scheduler
 from engine.text.output import TextStream

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.batch import build_batch
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.executor.local import LocalExecutor
 from engine.kv.storage import KVStorage
 from engine.models.checkpoint import open_checkpoint
 from engine.models.locate import resolve
-from engine.runner.batch import build_batch
 from engine.text import load_text
 from engine.types import FinishReason, GenerateRequest, SamplingParams, SeqSlice, StepPlan, StepResult
 from load_tests.engine_bench.executors import Prefilled, Shared

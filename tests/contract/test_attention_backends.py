@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.attention.base import BACKENDS, AttentionShape
+from engine.batch import ForwardBatch, build_batch
 from engine.kernels import cpu
 from engine.kv.base import GONE
-from engine.runner.batch import ForwardBatch, build_batch
 from engine.select import Machine, refusals
 from engine.types import SeqSlice
 

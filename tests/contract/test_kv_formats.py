@@ -8,11 +8,11 @@ from torch import Tensor
 
 from engine.attention.base import BACKENDS, AttentionShape
 from engine.attention.kv_codec import LARGEST, decode, encode
+from engine.batch import build_batch
 from engine.executor.settings import dtype_name
 from engine.kernels import cpu
 from engine.kv.scales import KVScales
 from engine.kv.storage import KVLayout, KVStorage
-from engine.runner.batch import build_batch
 from engine.select import Machine, refusals
 from engine.types import SeqSlice
 

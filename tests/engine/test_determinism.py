@@ -8,13 +8,12 @@ import pytest
 import torch
 from helpers_models import ARCHS, make_gguf, make_hf_dir
 
+from engine.batch import build_batch
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.executor.local import LocalExecutor
 from engine.kernels import cpu
 from engine.kv.storage import KVStorage
-from engine.offline import generate
-from engine.runner.batch import build_batch
 from engine.types import SamplingParams, SeqSlice
 
 pytestmark = pytest.mark.skipif(not cpu.available(), reason="no C++ compiler")
@@ -57,7 +56,7 @@ def test_ids_do_not_depend_on_neighbours_chunks_preemption_or_cache(model):
     work = prompts(seed=0)
     params = [sampling(i) for i in range(len(work))]
     alone = Engine(config(path, tokenizer=tokenizer, enable_prefix_caching=False))
-    want = [generate(alone, [p], [s])[0].choices[0].token_ids for p, s in zip(work, params, strict=True)]
+    want = [alone.generate([p], [s])[0].choices[0].token_ids for p, s in zip(work, params, strict=True)]
     alone.close()
     crowds = [
         {"max_num_batched_tokens": 23, "max_num_seqs": 9},
@@ -67,7 +66,7 @@ def test_ids_do_not_depend_on_neighbours_chunks_preemption_or_cache(model):
     for crowd in crowds:
         engine = Engine(config(path, tokenizer=tokenizer, **crowd))
         for _ in range(2):  # the second time with a warm cache
-            done = generate(engine, work, params)
+            done = engine.generate(work, params)
             assert [d.choices[0].token_ids for d in done] == want, crowd
         assert "num_kv_blocks" not in crowd or engine.stats().num_preemptions > 0
         engine.close()

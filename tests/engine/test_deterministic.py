@@ -12,12 +12,12 @@ import pytest
 import torch
 from helpers_models import make_gguf, make_hf_dir
 
+from engine.batch import build_batch
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.executor.local import LocalExecutor
 from engine.kernels import cpu, fixed
 from engine.kv.storage import KVStorage
-from engine.runner.batch import build_batch
 from engine.types import SeqSlice
 
 CPU = torch.device("cpu")

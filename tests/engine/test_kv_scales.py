@@ -18,7 +18,6 @@ from engine.executor.local import LocalExecutor
 from engine.kv.scales import KVScales, read_scales, write_scales
 from engine.kv.storage import KVLayout, KVStorage
 from engine.models.checkpoint import open_checkpoint
-from engine.offline import generate
 from engine.types import SamplingParams
 
 torch.set_num_threads(1)
@@ -120,13 +119,13 @@ def engine(path: Path, tokenizer: str, **settings: Any) -> Engine:
 
 def ids(of: Engine) -> list[tuple[int, ...]]:
     greedy = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
-    return [done.choices[0].token_ids for done in generate(of, PROMPTS, [greedy] * len(PROMPTS))]
+    return [done.choices[0].token_ids for done in of.generate(PROMPTS, [greedy] * len(PROMPTS))]
 
 
 def scores(of: Engine) -> torch.Tensor:
     """The logprob of each token of a prompt."""
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
-    done = generate(of, [PROMPTS[0]], [params])[0]
+    done = of.generate([PROMPTS[0]], [params])[0]
     return torch.tensor([entry.logprob for entry in done.prompt_logprobs if entry is not None])
 
 

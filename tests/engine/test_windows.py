@@ -14,7 +14,6 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.executor import settings
-from engine.offline import generate
 from engine.types import SamplingParams
 
 torch.set_num_threads(1)
@@ -59,7 +58,7 @@ def config(path: object, tokenizer: str, **changes: Any) -> EngineConfig:
 
 def ids(engine: Engine, work: list[list[int]], new: int = NEW) -> list[list[int]]:
     greedy = SamplingParams(max_tokens=new, temperature=0.0, ignore_eos=True)
-    return [list(done.choices[0].token_ids) for done in generate(engine, work, [greedy] * len(work))]
+    return [list(done.choices[0].token_ids) for done in engine.generate(work, [greedy] * len(work))]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -121,7 +120,7 @@ def test_a_long_answer_takes_no_more_than_the_window(mistral: object, tokenizer:
     engine.close()
     roomy.close()
     tight = Engine(config(mistral, tokenizer, num_kv_blocks=pool - 1))
-    done = generate(tight, work, [SamplingParams(max_tokens=1)])
+    done = tight.generate(work, [SamplingParams(max_tokens=1)])
     assert "the cache holds" in str(done[0].error)
     tight.close()
 

@@ -13,7 +13,6 @@ from tokenizers import AddedToken, decoders, models, normalizers
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import InvalidRequestError
-from engine.offline import generate
 from engine.text import ChatTemplate, Tokenizer, load_text
 from engine.text.gguf_vocab import build_vocabulary
 from engine.types import FinishReason, SamplingParams
@@ -109,6 +108,6 @@ def test_a_turn_ends_with_either_token(path: Path) -> None:
     prompt = engine.text.chat_template.encode([HELLO])
     for end in (EOS, END):
         params = SamplingParams(max_tokens=9, temperature=0.0, logit_bias=((end, 100.0),))
-        (done,) = generate(engine, [prompt], [params])
+        (done,) = engine.generate([prompt], [params])
         assert done.choices[0].finish_reason is FinishReason.STOP and done.choices[0].text == ""
     engine.close()

@@ -7,7 +7,7 @@ import torch
 from engine.attention import torch_paged
 from engine.attention.base import AttentionShape
 from engine.attention.torch_paged import TorchPaged, _gather_alike
-from engine.runner.batch import build_batch
+from engine.batch import build_batch
 from engine.types import SeqSlice
 
 torch.set_num_threads(1)

@@ -13,7 +13,6 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.kv.storage import KVLayout, KVStorage, num_blocks_for
-from engine.offline import generate
 from engine.runner.copies import _parts, gather, make_copies, scatter
 from engine.types import SamplingParams
 
@@ -68,7 +67,7 @@ def engine(path, **settings) -> Engine:
 
 
 def ids(eng: Engine, prompts: list[list[int]]) -> list[tuple[int, ...]]:
-    return [done.choices[0].token_ids for done in generate(eng, prompts, [GREEDY] * len(prompts))]
+    return [done.choices[0].token_ids for done in eng.generate(prompts, [GREEDY] * len(prompts))]
 
 
 PROMPTS = [[(7 * i + 13 * j) % 250 + 3 for j in range(40 + i)] for i in range(4)]

@@ -8,8 +8,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.layers.linear import ColumnLinear, Part, RowLinear
+from engine.layers.rope_spec import RopeSpec
 from engine.layers.rotary import inverse_frequencies, rotary
-from engine.models.spec import RopeSpec
 from engine.parallel.group import SoloGroup
 from engine.quant.none import Unquantized
 

@@ -11,17 +11,18 @@ import pytest
 import torch
 
 from engine.attention.torch_paged import TorchPaged
+from engine.batch import build_batch
 from engine.errors import ConfigError
 from engine.kernels import cpu
 from engine.kernels.cpu.ops import NativeKernels
 from engine.kernels.reference import TorchKernels
 from engine.kv.storage import KVLayout, KVStorage
-from engine.models import MODELS
+from engine.models.base import MODELS
 from engine.models.checkpoint import open_checkpoint
-from engine.models.loader import Weights, check_heads, load_model
+from engine.models.loader import check_heads, load_model
 from engine.models.spec import FAMILIES
+from engine.models.weights import Weights
 from engine.parallel.group import SoloGroup
-from engine.runner.batch import build_batch
 from engine.types import SeqSlice
 from tests.helpers_models import ARCHS, hf_model, make_gguf, make_hf_dir
 

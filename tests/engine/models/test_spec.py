@@ -9,8 +9,9 @@ import pytest
 from helpers_models import ARCHS, demo_gguf, hf_model, make_gguf, make_hf_dir
 
 from engine.errors import ModelFileError
+from engine.layers.rope_spec import RopeSpec
 from engine.models.gguf_file import read_gguf
-from engine.models.spec import ModelSpec, RopeSpec
+from engine.models.spec import ModelSpec
 from engine.models.spec_gguf import from_gguf
 from engine.models.spec_hf import from_hf
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.nn import functional
 
+from engine.batch import build_batch
 from engine.config import EngineConfig
 from engine.executor.rank import Rank
 from engine.kernels import cpu
 from engine.kernels.cpu.ops import NativeKernels
 from engine.quant.gguf import Gguf
-from engine.runner.batch import build_batch
 from engine.types import SeqSlice
 from tests.helpers_models import make_gguf
 

@@ -6,7 +6,8 @@ import torch
 from engine.errors import ModelFileError
 from engine.kernels import cpu
 from engine.kernels.cpu.ops import NativeKernels
-from engine.quant.base import Axis, ParamSpec, format_for, fuse
+from engine.quant.base import Axis, ParamSpec, fuse
+from engine.quant.formats import format_for
 from engine.quant.gguf import Gguf
 from engine.quant.none import Unquantized
 

@@ -23,8 +23,6 @@ class ForwardBatch:
     query_starts: Tensor  # [B + 1] int32
     seq_lens: Tensor  # [B] int32, context length including this step's tokens
     block_table: Tensor  # [B, max_blocks] int32, rows padded with 0
-    max_query_len: int
-    max_seq_len: int
 
 
 def build_batch(slices: Seq[SeqSlice], block_size: int, device: torch.device) -> ForwardBatch:
@@ -53,6 +51,4 @@ def build_batch(slices: Seq[SeqSlice], block_size: int, device: torch.device) ->
         query_starts=put(query_starts, torch.int32),
         seq_lens=put(seq_lens, torch.int32),
         block_table=put(table, torch.int32),
-        max_query_len=int(counts.max()),
-        max_seq_len=int(seq_lens.max()),
     )
