@@ -33,9 +33,9 @@ class ScalingConfig(StrictModel):
     max_replicas: int = Field(8, ge=1)
     """The most replicas."""
     params: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the policy; see the sections below."""
+    """Settings of the policy, each policy's own."""
     guardrails: dict[str, Any] = Field(default_factory=dict)
-    """Limits to what the policy may do; see GuardrailParams."""
+    """Limits to what the policy may do."""
 
     @model_validator(mode="before")
     @classmethod
