@@ -10,8 +10,8 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
-from deployments.api.deployment import Gateway
 from deployments.config.application import ModelConfig, ServeConfig
+from deployments.gateway.deployment import Gateway
 from deployments.limits.actor import LimitHub
 from deployments.ray_serve.flags import replica_env
 from deployments.replica.deployment import ModelReplica

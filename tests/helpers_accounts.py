@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 from helpers_gateway import FakeBackend
 
-from deployments.api.app import create_app
 from deployments.config.gateway import GatewayConfig, KeysConfig, LedgerConfig, StaticKey
+from deployments.gateway.app import create_app
 
 ROOT_KEY = "sk-tests-root-0123456789"
 WAIT_S = 60.0  # generous: a busy machine must not fail a test

@@ -18,13 +18,13 @@ from typing import Any
 import httpx
 import uvicorn
 
-from deployments.api.app import create_app
-from deployments.api.backend import ServedModel
-from deployments.api.errors import ModelUnavailableError
+from deployments.channel.replica_info import Duty, ReplicaState, Vacancy
 from deployments.config.gateway import GatewayConfig
+from deployments.gateway.app import create_app
 from deployments.observe.request_log import RequestLog
-from deployments.replica.info import Duty, ReplicaState, Vacancy
+from deployments.routing.errors import ModelUnavailableError
 from deployments.routing.hints import Origin
+from deployments.routing.served_model import ServedModel
 from engine.text import TextModel, TextStream, load_text
 from engine.types import FinishReason, GenerateRequest, Timings, TokenDelta, TokenLogprob
 

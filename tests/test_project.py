@@ -110,6 +110,23 @@ def test_imports_run_one_way(package: str) -> None:
         TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
+# The packages of `deployments` in the order of their imports: each may import only those before it.
+LAYERS = (
+    *("config", "observe", "accounts", "limits", "channel", "upstream", "replica", "routing"),
+    *("ray_serve", "api", "admin", "gateway", "app", "cli"),
+)
+
+
+def test_packages_of_deployments_import_in_order() -> None:
+    place = {f"deployments.{name}": i for i, name in enumerate(LAYERS)}
+    rooms = [
+        (name, ".".join(name.split(".")[:2]), ".".join(other.split(".")[:2]))
+        for name, others in imports_within("deployments").items()
+        for other in others
+    ]
+    assert not [(name, other) for name, room, other in rooms if place[other] > place[room]]
+
+
 @pytest.mark.parametrize("path", files("autoscaling"), ids=relative)
 def test_autoscaling_knows_only_the_engines_nouns(path: Path) -> None:
     ours = {name for name in imports(path) if name.split(".")[0] in ("engine", "deployments", "load_tests")}
@@ -125,8 +142,8 @@ def test_no_module_reaches_up() -> None:
     shared |= {"autoscaling.simulator.run", "autoscaling.report.summary"}  # what validates the simulator runs it
     shared |= {"autoscaling.service_model", "autoscaling.spec"}
     shared |= {"deployments.routing.policies", "deployments.routing.policies.base"}  # simulated as they are
-    shared |= {"deployments.routing.prefixes", "deployments.replica.info"}
-    shared |= {"deployments.routing.plan", "deployments.routing.table"}
+    shared |= {"deployments.routing.prefixes", "deployments.channel.replica_info"}
+    shared |= {"deployments.routing.plan", "deployments.config.routing_table"}
     for package, forbidden in above.items():
         for path in files(package):
             assert not forbidden & {name.split(".")[0] for name in set(imports(path)) - shared}, relative(path)

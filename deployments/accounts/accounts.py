@@ -16,6 +16,7 @@ from deployments.accounts.auth import Tenant
 from deployments.accounts.budget import Budgets
 from deployments.accounts.database import Database
 from deployments.accounts.directory import Directory
+from deployments.accounts.errors import BudgetExhaustedError
 from deployments.accounts.key_cache import KeyRing
 from deployments.accounts.key_store import KeyStore
 from deployments.accounts.ledger_spill import Spill
@@ -23,7 +24,6 @@ from deployments.accounts.ledger_store import LedgerStore
 from deployments.accounts.ledger_writer import LedgerWriter
 from deployments.accounts.records import DatabaseDownError
 from deployments.accounts.usage_entry import UsageEntry
-from deployments.api.errors import quota_exceeded
 from deployments.config.gateway import GatewayConfig
 from deployments.observe.request_log import CLIENT_GONE, RequestLog
 
@@ -67,7 +67,7 @@ class Accounts:
             self._database.close()
 
     def check_budget(self, tenant: Tenant) -> None:
-        """Raises ApiError 429 when the tenant's project has used up its month."""
+        """Raises BudgetExhaustedError when the tenant's project has used up its month."""
         exhausted = self._budgets.check(tenant.org, tenant.project)
         if exhausted is None:
             return
@@ -77,7 +77,7 @@ class Accounts:
             f"{tenant.project} of {tenant.org} has used {exhausted.used} of its {exhausted.limit} tokens per month; "
             f"the next month begins on {opens:%Y-%m-%d}, UTC."
         )
-        raise quota_exceeded(message, exhausted.opens_in_s)
+        raise BudgetExhaustedError(message, exhausted.opens_in_s)
 
     def finished(self, record: RequestLog) -> None:
         """Charges a request that has run, however it ended. Refused ones cost nothing and are not kept: a client

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from deployments.accounts.errors import KeyRefusedError, MissingScopeError
 from deployments.accounts.key_cache import KeyRing
-from deployments.accounts.records import SCOPES, DatabaseDownError, Key
-from deployments.api.errors import accounts_unavailable, missing_scope, unauthorized
+from deployments.accounts.records import SCOPES, Key
 from deployments.config.gateway import StaticKey
 
 # The scheme's case does not matter; only spaces may follow it; the key is visible ASCII.
@@ -85,7 +85,7 @@ class Authenticator:
 
     async def admit(self, authorization: list[bytes], scope: str) -> Tenant:
         """The tenant of a request with these Authorization header values, for a purpose that needs `scope`. Raises
-        ApiError: 401, 403, or 503 while the database is needed and can't be reached."""
+        KeyRefusedError, MissingScopeError, and DatabaseDownError while the database is needed and can't be reached."""
         if self._ring is None and not self._static:
             return ANONYMOUS
         secret = _bearer(authorization)
@@ -93,18 +93,15 @@ class Authenticator:
         if tenant is None:
             tenant = await self._from_ring(secret)
         if scope not in tenant.scopes:
-            raise missing_scope(scope)
+            raise MissingScopeError(scope)
         return tenant
 
     async def _from_ring(self, secret: str) -> Tenant:
-        try:
-            key = None if self._ring is None else await self._ring.find(secret)
-        except DatabaseDownError:
-            raise accounts_unavailable() from None
+        key = None if self._ring is None else await self._ring.find(secret)
         if key is None:
-            raise unauthorized(f"Incorrect API key provided: {_masked(secret)}.")
+            raise KeyRefusedError(f"Incorrect API key provided: {_masked(secret)}.")
         if (status := key.status(self._clock())) != "active":
-            raise unauthorized(f"The API key {key.id} is {status}.")
+            raise KeyRefusedError(f"The API key {key.id} is {status}.")
         return _tenant(key)
 
 
@@ -143,12 +140,12 @@ def authorization_of(scope: Mapping[str, Any]) -> list[bytes]:
 
 def _bearer(authorization: list[bytes]) -> str:
     if not authorization:
-        raise unauthorized(_NO_KEY, code=None)
+        raise KeyRefusedError(_NO_KEY, missing=True)
     if len(authorization) > 1:
-        raise unauthorized("More than one Authorization header was sent.")
+        raise KeyRefusedError("More than one Authorization header was sent.")
     match = _BEARER.match(authorization[0])
     if match is None:
-        raise unauthorized("The Authorization header is not of the form 'Bearer YOUR_KEY'.")
+        raise KeyRefusedError("The Authorization header is not of the form 'Bearer YOUR_KEY'.")
     return match[1].decode("ascii")
 
 

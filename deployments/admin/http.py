@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from deployments.accounts.records import AccountError, Actor, DatabaseDownError, NotFoundError, RevokedError
+from deployments.accounts.records import AccountError, Actor, NotFoundError, RevokedError
 from deployments.api.body import content_coding, decode, read_body
-from deployments.api.errors import INVALID, ApiError, accounts_unavailable, clip, invalid
+from deployments.api.errors import INVALID, ApiError, clip, invalid
 from deployments.api.generation import Gate
 from deployments.api.middleware import trace_of
 from deployments.api.request_types import parse
@@ -57,7 +57,7 @@ async def change(gate: Gate, request: Request, kind: type[B]) -> tuple[Actor, B]
 
 
 async def in_thread(work: Callable[..., R], *args: Any) -> R:
-    """A call of a store. Raises ApiError."""
+    """A call of a store. Raises ApiError, and DatabaseDownError."""
     try:
         return await asyncio.to_thread(work, *args)
     except NotFoundError as error:
@@ -66,8 +66,6 @@ async def in_thread(work: Callable[..., R], *args: Any) -> R:
         raise ApiError(409, f"{clip(str(error), 200)}.", INVALID, error.param) from None
     except AccountError as error:
         raise invalid(f"{clip(str(error), 300)}.", error.param, "invalid_value") from None
-    except DatabaseDownError:
-        raise accounts_unavailable() from None
 
 
 def page(data: Sequence[Any], limit: int | None = None) -> Response:

@@ -19,7 +19,7 @@ from deployments.admin.types import DrainBody, PoolAnswer, PoolList
 from deployments.api.errors import INVALID, ApiError, clip
 from deployments.api.generation import Gate
 from deployments.api.openapi import Operation
-from deployments.replica.info import Duty, ReplicaState
+from deployments.channel.replica_info import Duty, ReplicaState
 
 log = logging.getLogger("ray.serve")
 

@@ -3,38 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
-from deployments.replica.info import ReplicaState, Vacancy
+from deployments.channel.replica_info import ReplicaState, Vacancy
 from deployments.routing.hints import Origin
-from engine.text import TextModel
+from deployments.routing.served_model import ServedModel
 from engine.types import GenerateRequest, TokenDelta
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingDefaults:
-    """What a model samples with when a request does not say (its generation_config)."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """One model under the name that clients use. `max_model_len` 0: not known yet, no request can be taken.
-    `fingerprint` names weights and settings in `system_fingerprint`."""
-
-    id: str
-    created: int
-    owned_by: str
-    max_model_len: int
-    text: TextModel
-    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
-    fingerprint: str | None = None
 
 
 class Backend(Protocol):

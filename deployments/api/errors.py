@@ -7,40 +7,25 @@ from collections.abc import Mapping
 
 import orjson
 
+from deployments.accounts.errors import BudgetExhaustedError, KeyRefusedError, MissingScopeError
+from deployments.accounts.records import DatabaseDownError
+from deployments.routing.errors import (
+    ModelStartError,
+    ModelUnavailableError,
+    OverloadedError,
+    ReplicaSilentError,
+    RoutingError,
+    UnableError,
+    UnknownModelError,
+)
+from deployments.upstream.errors import UpstreamRefusedError
 from engine.errors import ContextLengthError, DeadlineError, EngineError, InvalidRequestError, QueueFullError
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
+_UNAVAILABLE = "service_unavailable_error"
 _QUEUE_RETRY_S = 1.0
 _MAX_RETRY_AFTER_S = 120  # official clients do not retry at all when told to wait longer
-
-
-class ServeError(Exception):
-    """Root of what a Backend raises on purpose."""
-
-
-class ModelUnavailableError(ServeError):
-    """No replica of the model can take the request now: loading, restarting or scaled to zero."""
-
-    def __init__(self, retry_after_s: float = 1.0) -> None:
-        super().__init__(retry_after_s)
-        self.retry_after_s = retry_after_s
-
-
-class ModelStartError(ModelUnavailableError):
-    """Replicas of the model fail to start."""
-
-
-class OverloadedError(ServeError):
-    """More requests wait already than this one may wait behind. `retry_after_s`: until there will be fewer."""
-
-    def __init__(self, retry_after_s: float) -> None:
-        super().__init__(retry_after_s)
-        self.retry_after_s = retry_after_s
-
-
-class ReplicaLostError(ServeError):
-    """The replica that served the request is gone."""
 
 
 class ApiError(Exception):
@@ -98,31 +83,8 @@ def method_not_allowed(method: str, path: str, allow: str) -> ApiError:
     return ApiError(405, message, INVALID, None, "method_not_supported", {"allow": allow})
 
 
-def unauthorized(message: str, code: str | None = "invalid_api_key") -> ApiError:
-    return ApiError(401, message, INVALID, None, code, {"www-authenticate": "Bearer"})
-
-
-def missing_scope(scope: str) -> ApiError:
-    message = (
-        f"You have insufficient permissions for this operation. Missing scopes: {scope}. Check that your API key has "
-        "the necessary scopes."
-    )
-    return ApiError(403, message, INVALID, None, "insufficient_permissions")
-
-
 def unknown_tier(name: str) -> ApiError:
     return ApiError(403, f"The service tier '{clip(name)}' of this API key does not exist here.", INVALID)
-
-
-def quota_exceeded(message: str, opens_in_s: float) -> ApiError:
-    """For what no client should retry by itself, although `retry-after` says when it would succeed."""
-    headers = {"retry-after": str(math.ceil(opens_in_s)), "x-should-retry": "false"}
-    return ApiError(429, message, "insufficient_quota", None, "insufficient_quota", headers)
-
-
-def accounts_unavailable() -> ApiError:
-    text = "The database of accounts can't be reached at the moment. Please retry shortly."
-    return _unavailable(text, "service_unavailable_error", "accounts_unavailable", 1.0)
 
 
 def body_too_large(limit: int) -> ApiError:
@@ -138,11 +100,6 @@ def cut_short() -> ApiError:
     return _unavailable("The server stopped working on this request before it was complete.", SERVER, None, 1.0)
 
 
-def replica_silent(pool: str, within_s: float) -> ApiError:
-    text = f"A replica of '{pool}' did not answer within {within_s:g} seconds. Please retry."
-    return _unavailable(text, "service_unavailable_error", None, 1.0)
-
-
 def _unavailable(message: str, type: str, code: str | None, retry_after_s: float) -> ApiError:
     seconds = min(max(retry_after_s, 0.001), _MAX_RETRY_AFTER_S)
     headers = {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
@@ -154,20 +111,43 @@ def from_exception(error: Exception) -> ApiError | None:
     match error:
         case ApiError():
             return error
+        case KeyRefusedError():
+            code = None if error.missing else "invalid_api_key"
+            return ApiError(401, str(error), INVALID, None, code, {"www-authenticate": "Bearer"})
+        case MissingScopeError():
+            text = (
+                f"You have insufficient permissions for this operation. Missing scopes: {error.scope}. Check that your "
+                "API key has the necessary scopes."
+            )
+            return ApiError(403, text, INVALID, None, "insufficient_permissions")
+        case BudgetExhaustedError():  # no client should retry it by itself, although it may know when to
+            headers = {"retry-after": str(math.ceil(error.opens_in_s)), "x-should-retry": "false"}
+            return ApiError(429, str(error), "insufficient_quota", None, "insufficient_quota", headers)
+        case DatabaseDownError():
+            text = "The database of accounts can't be reached at the moment. Please retry shortly."
+            return _unavailable(text, _UNAVAILABLE, "accounts_unavailable", 1.0)
         case ContextLengthError():
             return invalid(str(error), error.param, "context_length_exceeded")
         case InvalidRequestError():
             return invalid(str(error), error.param)
+        case UpstreamRefusedError():
+            return invalid(str(error), error.param, error.code)
+        case UnknownModelError():
+            return model_not_found(error.model_id)
+        case UnableError():
+            return unsupported("model", str(error))
         case ModelStartError():
             text = "The model can't be started at the moment. Please retry later."
-            return _unavailable(text, "service_unavailable_error", "model_start_failed", error.retry_after_s)
+            return _unavailable(text, _UNAVAILABLE, "model_start_failed", error.retry_after_s)
         case ModelUnavailableError():
             text = "The model is not ready to take requests. Please retry shortly."
-            return _unavailable(text, "service_unavailable_error", "model_not_ready", error.retry_after_s)
+            return _unavailable(text, _UNAVAILABLE, "model_not_ready", error.retry_after_s)
         case QueueFullError() | OverloadedError() | DeadlineError():
             text = "The server is overloaded. Please retry shortly."
             retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else _QUEUE_RETRY_S
-            return _unavailable(text, "service_unavailable_error", "server_is_overloaded", retry_after_s)
-        case ServeError() | EngineError():
+            return _unavailable(text, _UNAVAILABLE, "server_is_overloaded", retry_after_s)
+        case ReplicaSilentError():
+            return _unavailable(str(error), _UNAVAILABLE, None, 1.0)
+        case RoutingError() | EngineError():
             return cut_short()
     return None

@@ -16,10 +16,10 @@ from starlette.types import Receive, Scope, Send
 from deployments.accounts.accounts import Accounts
 from deployments.accounts.auth import Authenticator, StaticKeys, Tenant, authorization_of, visible
 from deployments.api.admission import Admission, cost
-from deployments.api.backend import Backend, ServedModel
+from deployments.api.backend import Backend
 from deployments.api.body import ClientGoneError, content_coding, decode, read_body
 from deployments.api.choices import Form, Payload
-from deployments.api.errors import ModelUnavailableError, ReplicaLostError, from_exception, internal, unknown_tier
+from deployments.api.errors import from_exception, internal, unknown_tier
 from deployments.api.middleware import send_json, trace_of
 from deployments.api.progress import Tally
 from deployments.api.requests import Caller, Job, Prepare
@@ -27,7 +27,9 @@ from deployments.api.sse import DONE, EventStream, events, json_event
 from deployments.config.gateway import GatewayConfig
 from deployments.config.tiers import Tier, resolve
 from deployments.observe.request_log import Trace
+from deployments.routing.errors import ModelUnavailableError, ReplicaLostError
 from deployments.routing.hints import session_of
+from deployments.routing.served_model import ServedModel
 from engine.types import TokenDelta
 
 log = logging.getLogger(__name__)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from deployments.api.backend import ServedModel
 from deployments.api.errors import ApiError, invalid
 from deployments.api.integers import whole
 from deployments.api.options import check_token_id
 from deployments.api.validation_errors import missing, wrong_type
+from deployments.routing.served_model import ServedModel
 from engine.errors import ContextLengthError
 
 _SHAPES = "a string, an array of strings, an array of token ids or an array of arrays of token ids"

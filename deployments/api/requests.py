@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from deployments.accounts.auth import Tenant, cache_salt
-from deployments.api.backend import ServedModel
-from deployments.api.errors import ModelUnavailableError, invalid, model_not_found
+from deployments.api.errors import invalid, model_not_found
 from deployments.api.messages import Message, read_messages
 from deployments.api.options import (
     logit_biases,
@@ -27,7 +26,9 @@ from deployments.api.token_text import Echo, echo
 from deployments.api.validation_errors import unsupported_choice
 from deployments.config.gateway import GatewayConfig
 from deployments.config.tiers import DEFAULT_TIER, UNLIMITED, Tier
+from deployments.routing.errors import ModelUnavailableError
 from deployments.routing.hints import Origin
+from deployments.routing.served_model import ServedModel
 from engine.errors import InvalidRequestError
 from engine.types import GenerateRequest, SamplingParams
 

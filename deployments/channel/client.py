@@ -14,7 +14,7 @@ from deployments.channel.merging import merged
 from deployments.channel.messages import SCHEMA, WINDOW, Kind, to_load, unpack_deltas
 from deployments.channel.prefix_news import split
 from deployments.channel.proven import CallingLink
-from deployments.replica.info import Address, Duty, Load
+from deployments.channel.replica_info import Address, Duty, Load
 from engine.types import GenerateRequest, TokenDelta
 
 log = logging.getLogger("ray.serve")

@@ -26,7 +26,7 @@ from operator import attrgetter
 from typing import Any
 
 from deployments.channel.codec import Decoder
-from deployments.replica.info import Load
+from deployments.channel.replica_info import Load
 from engine.types import GenerateRequest, TokenDelta
 
 WINDOW = 64  # a stream's messages that may be on their way or unused; what comes meanwhile is sent together later

@@ -15,7 +15,7 @@ from deployments.channel.outgoing import OpenStream, Outgoing
 from deployments.channel.pacing import PacedStream, Pacer
 from deployments.channel.prefix_news import PrefixNews
 from deployments.channel.proven import ListeningLink
-from deployments.replica.info import Duty, Load
+from deployments.channel.replica_info import Duty, Load
 from engine.async_engine import AsyncEngine
 from engine.errors import EngineDeadError, EngineError, QueueFullError
 from engine.types import GenerateRequest

@@ -13,8 +13,10 @@ from deployments.config.pinned_prompts import PinnedPrompt
 from deployments.config.strict import StrictModel
 from deployments.config.tiers import DEFAULT_TIER
 from deployments.config.upstream import UpstreamConfig
-from deployments.routing.policies import POLICIES
 from engine.config import EngineConfig
+
+# As deployments.routing.policies has them.
+ROUTING_POLICIES = ("latency", "least_loaded", "power_of_two", "prefix_affinity", "round_robin", "session")
 
 
 class ModelConfig(StrictModel):
@@ -54,7 +56,8 @@ class ModelConfig(StrictModel):
     @field_validator("routing_policy")
     @classmethod
     def _check_policy(cls, name: str) -> str:
-        POLICIES.get(name)
+        if name not in ROUTING_POLICIES:
+            raise ValueError(f"unknown routing policy {name!r}; known: {', '.join(ROUTING_POLICIES)}")
         return name
 
     @model_validator(mode="after")

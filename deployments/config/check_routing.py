@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from deployments.config.application import ServeConfig
 from deployments.config.problems import Path, Problem, unknown_keys, wrong_values
 from deployments.config.routing import RoutingConfig, compiled
-from deployments.routing.table import RoutingTable
+from deployments.config.routing_table import RoutingTable
 
 ROUTER = "ModelRouter"
 

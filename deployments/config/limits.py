@@ -10,7 +10,8 @@ from pydantic import Field, field_validator, model_validator
 
 from deployments.config.strict import StrictModel
 from deployments.config.tiers import Allowance
-from deployments.limits.base import STORES
+
+STORES = ("memory", "actor", "redis")
 
 
 class LimitsConfig(StrictModel):
@@ -34,8 +35,8 @@ class LimitsConfig(StrictModel):
     @field_validator("store")
     @classmethod
     def _known(cls, value: str) -> str:
-        if value not in STORES.names():
-            raise ValueError(f"must be one of {', '.join(STORES.names())}, got {value!r}")
+        if value not in STORES:
+            raise ValueError(f"must be one of {', '.join(STORES)}, got {value!r}")
         return value
 
     @field_validator("projects")

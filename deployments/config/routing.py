@@ -12,9 +12,9 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from deployments.config.failures import Failure
+from deployments.config.routing_table import Limits, Route, RoutingTable, Shadow, Share, Target, TierRule
 from deployments.config.strict import StrictModel
-from deployments.routing.failures import Failure
-from deployments.routing.table import Limits, Route, RoutingTable, Shadow, Share, Target, TierRule
 
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 Percent = Annotated[float, Field(gt=0, le=100)]

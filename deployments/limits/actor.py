@@ -16,9 +16,9 @@ from ray.serve.handle import DeploymentHandle
 from deployments.limits.base import StoreDownError
 from deployments.limits.hub import Answer, Hub, Report
 from deployments.limits.leased import LeasedStore
-from deployments.ray_serve.handles import SERIALIZATION
 
 _TIMEOUT_S = 2.0
+_SERIALIZATION = "pickle"  # Serve's default would bring cloudpickle's start-up cost to each message
 
 
 class LimitHub:
@@ -38,7 +38,7 @@ class ActorStore(LeasedStore):
 
     def __init__(self, hub: DeploymentHandle[Any], lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._hub = hub.options(
-            method_name="report", request_serialization=SERIALIZATION, response_serialization=SERIALIZATION
+            method_name="report", request_serialization=_SERIALIZATION, response_serialization=_SERIALIZATION
         )
         super().__init__(self._report, uuid.uuid4().hex, lease_s, clock)
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from engine.registry import Registry
-
 WINDOW_S = 60.0
 
 
@@ -113,13 +111,3 @@ class Store(Protocol):
 
     async def close(self) -> None:
         """Tells the store what it has not heard yet."""
-
-
-STORES: Registry[Store] = Registry(
-    "limit store",
-    {
-        "memory": "deployments.limits.memory:MemoryStore",
-        "actor": "deployments.limits.actor:ActorStore",
-        "redis": "deployments.limits.redis:RedisStore",
-    },
-)

@@ -10,12 +10,12 @@ from prometheus_client.metrics_core import Metric
 from ray import serve
 from ray.util import get_node_ip_address
 
+from deployments.channel.replica_info import Address, ReplicaInfo, ReplicaState
 from deployments.channel.server import ChannelServer
 from deployments.config.application import ModelConfig
-from deployments.observe.telemetry import EngineTelemetry
-from deployments.replica.info import Address, ReplicaInfo, ReplicaState
 from deployments.replica.load import LoadMeter
 from deployments.replica.pins import Pin, pin_all
+from deployments.replica.telemetry import EngineTelemetry
 from engine.async_engine import AsyncEngine
 from engine.engine import Engine
 

@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from deployments.api.errors import ModelStartError, ModelUnavailableError, OverloadedError
+from deployments.routing.errors import ModelStartError, ModelUnavailableError, OverloadedError
 
 log = logging.getLogger("ray.serve")
 

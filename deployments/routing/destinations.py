@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
+from deployments.config.failures import Failure
 from deployments.routing.cold_start import ColdStart
-from deployments.routing.failures import Failure
 from deployments.routing.hints import Origin
 from deployments.upstream.client import Upstream, UpstreamCall
 from engine.types import GenerateRequest, TokenDelta

@@ -10,23 +10,22 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from deployments.api.errors import ApiError, ModelUnavailableError, OverloadedError, ReplicaLostError
 from deployments.channel.errors import ReplicaFaultError, StreamLostError
+from deployments.config.failures import Failure
 from deployments.routing.circuit import Circuit
 from deployments.routing.continuation import Continuation
 from deployments.routing.destinations import Ask, Deltas, Place
-from deployments.routing.failures import Failure
+from deployments.routing.errors import RETRY_AFTER_S, ModelUnavailableError, OverloadedError, ReplicaLostError
 from deployments.routing.hedge import hedged
 from deployments.routing.mirror import Shadows
 from deployments.routing.plan import RoutePlan
 from deployments.routing.retry_budget import RetryBudget
-from deployments.upstream.errors import UpstreamBusyError, UpstreamDownError, UpstreamRefusedError, UpstreamSlowError
+from deployments.upstream.errors import UpstreamBusyError, UpstreamDownError, UpstreamSlowError
 from engine.errors import ContextLengthError, EngineDeadError, QueueFullError
 from engine.types import TokenDelta
 
 log = logging.getLogger("ray.serve")
 
-_RETRY_AFTER_S = 5.0  # about what a replica's restart takes
 _LOOK_S = 0.1
 _SUCCESSOR_S = 5.0  # at most, from a request's beginning: Serve is asked every half second
 _LOST = (StreamLostError, EngineDeadError, ReplicaFaultError)
@@ -165,7 +164,7 @@ class Dispatcher:
     async def _anywhere(self, job: _Job, places: Sequence[str]) -> _Named:
         """The answer of the first of `places` that begins one. If that fails later: _BrokenOffError; before, the next
         one is asked, as far as the plan, the deadline and the retry budget let it."""
-        refusal: Exception = ModelUnavailableError(_RETRY_AFTER_S)
+        refusal: Exception = ModelUnavailableError(RETRY_AFTER_S)
         asked = 0
         for at, name in enumerate(places):
             now_s = self._clock()
@@ -202,7 +201,7 @@ class Dispatcher:
         async def beside() -> _Named:
             second = next((n for n in (*others, name) if self._usable(n)), None)
             if second is None or not self._budget.take(self._clock()):
-                raise ModelUnavailableError(_RETRY_AFTER_S)
+                raise ModelUnavailableError(RETRY_AFTER_S)
             async with aclosing(self._at(job, second)) as stream:
                 async for item in stream:
                     yield item
@@ -266,9 +265,6 @@ def _told(error: Exception, before: Exception) -> Exception:
 
 def _said_at_last(error: Exception, begun: bool) -> Exception:
     """What the client hears of an error that nothing more can be done about."""
-    match error:
-        case UpstreamRefusedError(param=param, code=code):
-            return ApiError(400, str(error), param=param, code=code)
     if begun and failure_of(error) is not None:
         log.warning("an answer cannot go on: %s", error)
         return ReplicaLostError()

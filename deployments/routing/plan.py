@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
 
-from deployments.routing.table import Limits, RoutingTable, Share, Target, TierRule
+from deployments.config.routing_table import Limits, RoutingTable, Share, Target, TierRule
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from typing import Any
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from deployments.api.errors import replica_silent
 from deployments.channel.client import ChannelClient
-from deployments.replica.info import Duty, ReplicaInfo, ReplicaState, Vacancy
+from deployments.channel.replica_info import Duty, ReplicaInfo, ReplicaState, Vacancy
 from deployments.routing.backlog import ReplicaBacklog, ServiceRate
 from deployments.routing.cold_start import ColdStart
+from deployments.routing.errors import ReplicaSilentError
 from deployments.routing.policies.base import Policy, ReplicaView, RouteHint
 from deployments.routing.prefixes import PrefixIndex
 
@@ -192,7 +192,7 @@ class Pool:
         except DeploymentUnavailableError:
             return []
         except TimeoutError:  # Serve then gives no answer of any
-            raise replica_silent(self.name, _PATIENCE_S) from None
+            raise ReplicaSilentError(self.name, _PATIENCE_S) from None
         return sorted((a for a in answers if isinstance(a, ReplicaState)), key=lambda state: state.replica_id)
 
     async def _ask(self) -> None:

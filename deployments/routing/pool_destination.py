@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from deployments.api.errors import ModelUnavailableError, OverloadedError
 from deployments.channel.errors import StreamLostError
+from deployments.config.failures import Failure
 from deployments.routing.backlog import backlog_s, retry_after_s
 from deployments.routing.cold_start import ColdStart
 from deployments.routing.destinations import Ask, Deltas
-from deployments.routing.failures import Failure
+from deployments.routing.errors import RETRY_AFTER_S, ModelUnavailableError, OverloadedError
 from deployments.routing.policies.base import RouteHint
 from deployments.routing.pool import Pool
 from deployments.routing.prefixes import chain
@@ -20,7 +20,6 @@ from engine.types import GenerateRequest, TokenDelta
 
 _AT_ONCE = 256  # blocks of a prompt that are hashed without a pause: a quarter of a millisecond
 _TRIES = 3  # replicas that may lose a request before its first token, or have no room for it
-_RETRY_AFTER_S = 5.0  # about what a replica's restart takes
 _SMOOTH = 0.05  # weight of the newest answer in the average length
 _ANSWER_TOKENS = 128.0  # until the pool has given an answer
 
@@ -63,7 +62,7 @@ class PoolPlace:
         self._admit(ask.queue_share)
         pool, keys = self._pool, await self._chain(ask.requests)
         tokens = sum(len(request.prompt) for request in ask.requests)
-        refusal: Exception = ModelUnavailableError(_RETRY_AFTER_S)
+        refusal: Exception = ModelUnavailableError(RETRY_AFTER_S)
         tried: set[str] = set()
         while len(tried) < _TRIES:
             cached = pool.prefixes.cached_tokens(keys)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from deployments.channel.prefix_news import KEY_BYTES
 from engine.kv.prefix import block_digests, root_digest
 
 BLOCK = 16  # tokens, unless an engine is configured otherwise
-KEY_BYTES = 8  # of a block's digest: enough to tell blocks apart, and wrong at worst about one choice of a replica
 _MAX_BLOCKS = 1024  # of one prompt: longer ones are compared by their beginnings
 
 Chain = Sequence[bytes]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from deployments.config.routing import RoutingConfig, compiled
+from deployments.config.routing_table import RoutingTable
 from deployments.routing.plan import RoutePlan, RouteRequest, plan
-from deployments.routing.table import RoutingTable
 
 
 class ModelRouter:

@@ -12,21 +12,21 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from deployments.api.backend import ServedModel
-from deployments.api.errors import ModelUnavailableError, model_not_found, unsupported
+from deployments.channel.replica_info import ReplicaInfo, ReplicaState, Vacancy
 from deployments.config.application import ModelConfig
+from deployments.config.routing_table import Route, RoutingTable
 from deployments.config.upstream import UpstreamConfig
 from deployments.observe.metrics import exposition
-from deployments.replica.info import ReplicaInfo, ReplicaState, Vacancy
 from deployments.routing.cold_start import ColdStart, serve_trouble
 from deployments.routing.destinations import Ask, Place, UpstreamPlace
 from deployments.routing.dispatch import Dispatcher
+from deployments.routing.errors import RETRY_AFTER_S, ModelUnavailableError, UnableError, UnknownModelError
 from deployments.routing.hints import Origin
 from deployments.routing.plan import RouteRequest, Unfit, plan
 from deployments.routing.policies import POLICIES
 from deployments.routing.pool import Pool
 from deployments.routing.pool_destination import PoolPlace
-from deployments.routing.table import Route, RoutingTable
+from deployments.routing.served_model import ServedModel
 from deployments.routing.table_feed import follow
 from deployments.upstream.client import Upstream
 from engine.errors import ContextLengthError
@@ -34,7 +34,6 @@ from engine.types import GenerateRequest, TokenDelta
 
 _METRICS_TIMEOUT_S = 2.0
 _LOOK_S = 0.02
-_RETRY_AFTER_S = 5.0  # about what a replica's restart takes
 
 
 class ServeBackend:
@@ -95,7 +94,7 @@ class ServeBackend:
         pools = [self._pools[name] for name in names if name in self._pools]
         cold = next((cold for pool in pools if (cold := pool.resting) is not None), None)
         if cold is None:
-            raise ModelUnavailableError(_RETRY_AFTER_S)
+            raise ModelUnavailableError(RETRY_AFTER_S)
         await cold.wait()
 
     def vacancy(self, pool: str) -> Vacancy:
@@ -105,7 +104,7 @@ class ServeBackend:
         self, model_id: str, requests: tuple[GenerateRequest, ...], streamed: bool, origin: Origin
     ) -> AsyncIterator[list[TokenDelta]]:
         if self._known is None:
-            raise ModelUnavailableError(_RETRY_AFTER_S)
+            raise ModelUnavailableError(RETRY_AFTER_S)
         first = requests[0]
         num_tokens = max(len(r.prompt) + r.sampling.max_tokens for r in requests)
         route = plan(
@@ -123,7 +122,7 @@ class ServeBackend:
             self._known,
         )
         if route is None:
-            raise model_not_found(model_id)
+            raise UnknownModelError(model_id)
         if route.unfit is not None:
             raise self._unfit(route.unfit, model_id, num_tokens)
         stream = self._dispatcher.generate(Ask(requests, streamed, origin), route)
@@ -158,9 +157,9 @@ class ServeBackend:
     def _unfit(self, why: Unfit, model_id: str, num_tokens: int) -> Exception:
         match why:
             case Unfit.TIER:
-                return model_not_found(model_id)
+                return UnknownModelError(model_id)
             case Unfit.ABILITY:
-                return unsupported("model", f"No pool of the model `{model_id}` can do what the request asks for.")
+                return UnableError(model_id)
         limit = self._models[model_id].max_model_len
         return ContextLengthError(
             f"This model's maximum context length is {limit} tokens. However, you requested {num_tokens} tokens. "

@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from deployments.routing.table import RoutingTable
+from deployments.config.routing_table import RoutingTable
 
 log = logging.getLogger("ray.serve")
 

@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deployments.replica.info import Load
+from deployments.channel.replica_info import Load
+from deployments.config.routing_table import Route, RoutingTable, Share, Target
 from deployments.routing.plan import RouteRequest, plan
 from deployments.routing.policies.base import Policy, ReplicaView, RouteHint
 from deployments.routing.prefixes import PrefixIndex, chain
-from deployments.routing.table import Route, RoutingTable, Share, Target
 
 _PROMPTS = 50  # different ones, so that some are cached somewhere
 _THINK_S = 0.5  # mean time of a client between a decision and its next request

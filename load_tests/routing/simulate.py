@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from deployments.replica.info import Load
+from deployments.channel.replica_info import Load
 from deployments.routing.policies.base import Policy, ReplicaView, RouteHint
 from deployments.routing.prefixes import PrefixIndex
 from engine.stats import nearest_rank

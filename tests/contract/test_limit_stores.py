@@ -10,11 +10,12 @@ import pytest
 import redis
 from helpers_limits import LEASE_S, Bench, bench, claim, meter, redis_server
 
-from deployments.limits.base import NOTHING, STORES, Amount, Claim, Grant, Kind, Refusal, Store
+from deployments.config.limits import STORES
+from deployments.limits.base import NOTHING, Amount, Claim, Grant, Kind, Refusal, Store
 from deployments.limits.book import Book
 
 REQUESTS, TOKENS, CONCURRENT = Kind.REQUESTS, Kind.TOKENS, Kind.CONCURRENT
-SHARED = [name for name in STORES.names() if name != "memory"]
+SHARED = [name for name in STORES if name != "memory"]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ async def made(request: pytest.FixtureRequest, redis_url: str) -> AsyncIterator[
         yield ready
 
 
-every_store = pytest.mark.parametrize("made", STORES.names(), indirect=True)
+every_store = pytest.mark.parametrize("made", STORES, indirect=True)
 shared_stores = pytest.mark.parametrize("made", SHARED, indirect=True)
 
 

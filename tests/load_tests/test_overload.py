@@ -7,9 +7,9 @@ import random
 import pytest
 from helpers_gateway import MODEL, FakeBackend, serving
 
-from deployments.api.errors import ModelUnavailableError, OverloadedError
 from deployments.config.gateway import GatewayConfig, StaticKey
 from deployments.config.tiers import Tier
+from deployments.routing.errors import ModelUnavailableError, OverloadedError
 from load_tests.overload import KEYS, TIERS, Outcome, again, ask, capacity, client, play
 
 CONFIG = GatewayConfig(

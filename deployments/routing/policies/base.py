@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol
 
-from deployments.replica.info import Load
+from deployments.channel.replica_info import Load
 
 
 class ReplicaView(NamedTuple):

@@ -17,8 +17,8 @@ from helpers_gateway import COUNT, MODEL, FakeBackend, demo_model, error_of
 
 from deployments.accounts.auth import Authenticator, StaticKeys, visible
 from deployments.accounts.secret import new_secret
-from deployments.api.errors import ReplicaLostError
 from deployments.config.gateway import GatewayConfig, KeysConfig, StaticKey
+from deployments.routing.errors import ReplicaLostError
 from engine.errors import QueueFullError
 
 COMP = "/v1/completions"

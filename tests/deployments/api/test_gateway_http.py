@@ -12,9 +12,9 @@ import httpx
 import pytest
 from helpers_gateway import COUNT, HI, MODEL, FakeBackend, client, demo_model, error_of, events_of
 
-from deployments.api.errors import ModelUnavailableError, ReplicaLostError
 from deployments.config.gateway import GatewayConfig
 from deployments.observe.request_log import RequestLog
+from deployments.routing.errors import ModelUnavailableError, ReplicaLostError
 from engine.errors import (
     CapacityError,
     ContextLengthError,

@@ -16,13 +16,13 @@ from helpers_gateway import COUNT, HI, MODEL, FakeBackend, client, demo_model, e
 from helpers_limits import Clock
 
 from deployments.api.admission import Admission
-from deployments.api.app import create_app
-from deployments.api.errors import ModelUnavailableError, ReplicaLostError
 from deployments.api.rate_limit_headers import duration
 from deployments.config.gateway import GatewayConfig
 from deployments.config.tiers import Tier
+from deployments.gateway.app import create_app
 from deployments.limits.base import Claim, Grant, Meter, Refusal, State, StoreDownError
 from deployments.limits.memory import MemoryStore
+from deployments.routing.errors import ModelUnavailableError, ReplicaLostError
 from engine.errors import InvalidRequestError
 
 CHAT, COMP = "/v1/chat/completions", "/v1/completions"

@@ -14,9 +14,9 @@ import openai
 import pytest
 from helpers_gateway import COUNT, COUNT_24, HI, MODEL, FakeBackend, error_of, events_of, serving
 
-from deployments.api.errors import ReplicaLostError
 from deployments.config.gateway import GatewayConfig
 from deployments.observe.request_log import RequestLog
+from deployments.routing.errors import ReplicaLostError
 
 COMP, CHAT = "/v1/completions", "/v1/chat/completions"
 KEY = "sk-tests-0123456789abcdef"

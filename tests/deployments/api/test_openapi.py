@@ -17,10 +17,10 @@ from starlette.routing import Route
 from deployments.admin.pools import POOL_OPERATIONS
 from deployments.admin.routes import ADMIN_OPERATIONS
 from deployments.api import response_types as answers
-from deployments.api.app import create_app
-from deployments.api.errors import ReplicaLostError
 from deployments.api.openapi import OPERATIONS, Operation, document
 from deployments.config.gateway import GatewayConfig
+from deployments.gateway.app import create_app
+from deployments.routing.errors import ReplicaLostError
 
 CHAT, COMP = "/v1/chat/completions", "/v1/completions"
 KEY = "sk-tests-0123456789abcdef"

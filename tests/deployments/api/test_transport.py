@@ -16,10 +16,10 @@ from helpers_gateway import COUNT, COUNT_24, COUNT_24_IDS, MODEL, FakeBackend, c
 from pydantic import ValidationError
 
 from deployments.api.body import ClientGoneError
-from deployments.api.errors import ModelUnavailableError
 from deployments.api.sse import EventStream
 from deployments.config.gateway import GatewayConfig
 from deployments.observe.request_log import RequestLog
+from deployments.routing.errors import ModelUnavailableError
 
 COMP = "/v1/completions"
 ASK = {"model": MODEL, "prompt": COUNT, "max_tokens": 24, "stream": True}

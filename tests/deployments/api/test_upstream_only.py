@@ -9,14 +9,14 @@ import pytest
 from helpers_gateway import demo_text
 from helpers_upstream import StandIn
 
-from deployments.api.backend import ServedModel
-from deployments.api.errors import ApiError
 from deployments.config.routing import RoutingConfig, compiled
+from deployments.config.routing_table import RoutingTable
 from deployments.config.upstream import UpstreamConfig
 from deployments.routing import serve_backend, table_feed
+from deployments.routing.errors import UnableError
 from deployments.routing.hints import Origin
 from deployments.routing.serve_backend import ServeBackend
-from deployments.routing.table import RoutingTable
+from deployments.routing.served_model import ServedModel
 from deployments.upstream.client import Upstream
 from engine.errors import ContextLengthError
 from engine.types import GenerateRequest, SamplingParams
@@ -71,7 +71,7 @@ async def test_upstreams_alone_are_ready_and_serve(monkeypatch: pytest.MonkeyPat
         assert (sent["model"], sent["max_tokens"], sent["stream"]) == ("far", 20, True)
         with pytest.raises(ContextLengthError):
             await ask(98)
-        with pytest.raises(ApiError, match="No pool of the model"):
+        with pytest.raises(UnableError, match="No pool of the model"):
             await ask(20, logprobs=True)
     finally:
         for task in asyncio.all_tasks() - tasks:

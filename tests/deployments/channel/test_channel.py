@@ -17,8 +17,8 @@ from deployments.channel import frames, handshake, link, messages, outgoing
 from deployments.channel.client import ChannelClient, ReplicaStream
 from deployments.channel.errors import ReplicaFaultError, StreamLostError
 from deployments.channel.messages import SCHEMA, Kind
+from deployments.channel.replica_info import Address, Duty, Load
 from deployments.channel.server import ChannelServer, ServerLink
-from deployments.replica.info import Address, Duty, Load
 from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
 from engine.engine import Engine

@@ -17,7 +17,7 @@ from deployments.channel.codec import Decoder, plain
 from deployments.channel.errors import DrainingError, ReplicaFaultError, StreamLostError, from_words, to_words
 from deployments.channel.frames import FrameError, Message, Reader
 from deployments.channel.messages import Kind, pack_deltas, to_load, to_request, unpack_deltas
-from deployments.replica.info import Load
+from deployments.channel.replica_info import Load
 from engine.errors import ContextLengthError, EngineError, QueueFullError
 from engine.types import FinishReason, GenerateRequest, SamplingParams, Timings, TokenDelta, TokenLogprob
 

@@ -12,15 +12,16 @@ from ray.exceptions import RayActorError
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from deployments.api.errors import ModelStartError, ModelUnavailableError, OverloadedError, from_exception
+from deployments.api.errors import from_exception
+from deployments.config.failures import Failure
+from deployments.config.routing_table import Limits
 from deployments.routing import cold_start as cold_start_module
 from deployments.routing.cold_start import ColdStart
 from deployments.routing.destinations import Ask, Deltas
 from deployments.routing.dispatch import Dispatcher
-from deployments.routing.failures import Failure
+from deployments.routing.errors import ModelStartError, ModelUnavailableError, OverloadedError
 from deployments.routing.hints import Origin
 from deployments.routing.plan import RoutePlan
-from deployments.routing.table import Limits
 from engine.types import FinishReason, GenerateRequest, SamplingParams, TokenDelta
 
 NOBODY = DeploymentUnavailableError(DeploymentID("pool", "app"))

@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 from helpers_upstream import DONE, StandIn, event, said
 
-from deployments.api.errors import ApiError, ModelUnavailableError, OverloadedError, ReplicaLostError
 from deployments.channel.errors import ReplicaFaultError, StreamLostError
+from deployments.config.failures import Failure
+from deployments.config.routing_table import Limits
 from deployments.config.upstream import UpstreamConfig
 from deployments.routing.circuit import State
 from deployments.routing.destinations import Ask, Deltas, UpstreamPlace
 from deployments.routing.dispatch import Dispatcher
-from deployments.routing.failures import Failure
+from deployments.routing.errors import ModelUnavailableError, OverloadedError, ReplicaLostError
 from deployments.routing.hints import Origin
 from deployments.routing.plan import RoutePlan
-from deployments.routing.table import Limits
 from deployments.upstream.client import Upstream
+from deployments.upstream.errors import UpstreamRefusedError
 from engine.errors import ContextLengthError, EngineDeadError, InvalidRequestError, QueueFullError
 from engine.types import FinishReason, GenerateRequest, SamplingParams, TokenDelta
 
@@ -140,7 +141,7 @@ async def test_a_place_that_is_down_is_not_asked() -> None:
         await run({"a": a}, plan("a"))
 
 
-@pytest.mark.parametrize("error", [InvalidRequestError("no", "x"), ApiError(400, "no")], ids=repr)
+@pytest.mark.parametrize("error", [InvalidRequestError("no", "x"), UpstreamRefusedError("no")], ids=repr)
 async def test_what_is_wrong_in_itself_goes_nowhere_else(error: Exception) -> None:
     a, b = FakePool([[error]]), FakePool()
     with pytest.raises(type(error)):
@@ -326,9 +327,13 @@ async def test_refused_content_falls_back_nowhere_and_trips_nothing() -> None:
     stand_in, pool = StandIn([body], 400), FakePool()
     d = Dispatcher({"up": upstream(stand_in), "pool": pool}, Clock())
     for _ in range(10):
-        with pytest.raises(ApiError) as refused:
+        with pytest.raises(UpstreamRefusedError) as refused:
             await answer(d, plan("up", "pool"))
-        assert (refused.value.status, refused.value.code) == (400, "content_filter")
+        assert (str(refused.value), refused.value.param, refused.value.code) == (
+            "not this",
+            "messages",
+            "content_filter",
+        )
     assert not pool.asked and len(stand_in.asked) == 10
 
 

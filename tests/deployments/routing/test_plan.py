@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from deployments.config.failures import Failure
 from deployments.config.routing import RoutingConfig, compiled
-from deployments.routing.failures import Failure
+from deployments.config.routing_table import RoutingTable
 from deployments.routing.plan import RoutePlan, RouteRequest, Unfit, plan
-from deployments.routing.table import RoutingTable
 
 POOLS = ("fast", "long", "canary")
 UPSTREAMS = ("elsewhere",)

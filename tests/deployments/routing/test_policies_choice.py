@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.replica.info import Load
+from deployments.channel.replica_info import Load
 from deployments.routing.policies import POLICIES
 from deployments.routing.policies.base import ReplicaView, RouteHint
 

@@ -13,16 +13,16 @@ from helpers_gateway import MODEL, FakeBackend, client, demo_model, demo_text, e
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from deployments.api.backend import ServedModel
-from deployments.api.errors import ModelUnavailableError
+from deployments.channel.replica_info import Address, Duty, Load, ReplicaInfo, Vacancy
 from deployments.config.application import ModelConfig
 from deployments.config.autoscaling import ScalingConfig
 from deployments.config.routing import RoutingConfig, compiled
-from deployments.replica.info import Address, Duty, Load, ReplicaInfo, Vacancy
 from deployments.routing import pool as pool_module
 from deployments.routing import serve_backend as backend_module
 from deployments.routing import table_feed
+from deployments.routing.errors import ModelUnavailableError
 from deployments.routing.serve_backend import ServeBackend
+from deployments.routing.served_model import ServedModel
 from engine.config import EngineConfig
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from deployments.config.routing_table import RoutingTable
 from deployments.routing import table_feed
 from deployments.routing.router import ModelRouter
-from deployments.routing.table import RoutingTable
 
 POOLS, TIERS = ("fast", "long"), {"default": 0}
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deployments.channel.replica_info import Load
 from deployments.config.application import ModelConfig
-from deployments.replica.info import Load
 from deployments.routing.policies import POLICIES
 from deployments.routing.policies.base import Policy, ReplicaView, RouteHint
 from deployments.routing.policies.round_robin import RoundRobin

@@ -17,17 +17,17 @@ from ray.exceptions import ActorUnavailableError
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from deployments.api.backend import ServedModel
-from deployments.api.errors import ApiError, ModelUnavailableError, ReplicaLostError
 from deployments.channel.errors import ReplicaFaultError, StreamLostError
+from deployments.channel.replica_info import Address, Duty, Load, ReplicaInfo
 from deployments.config.application import ModelConfig
 from deployments.config.routing import RoutingConfig, compiled
-from deployments.replica.info import Address, Duty, Load, ReplicaInfo
 from deployments.routing import pool as pool_module
 from deployments.routing import pool_destination as pool_place
 from deployments.routing import table_feed
+from deployments.routing.errors import ModelUnavailableError, ReplicaLostError, UnableError, UnknownModelError
 from deployments.routing.hints import Origin
 from deployments.routing.serve_backend import ServeBackend
+from deployments.routing.served_model import ServedModel
 from engine.config import EngineConfig
 from engine.errors import ContextLengthError, EngineDeadError, QueueFullError
 from engine.types import FinishReason, GenerateRequest, SamplingParams, TokenDelta
@@ -474,17 +474,17 @@ async def test_models_follow_the_table(replicas: Replicas) -> None:
         router.answer = compiled(routes, ["a"], (), {"default": 0})
         await settled(lambda: set(b.models()) == {"alias"})
         assert b.models()["alias"].id == "alias" and b.models()["alias"].max_model_len == 512
-        with pytest.raises(ApiError) as unknown:
+        with pytest.raises(UnknownModelError) as unknown:
             await run(b)
-        assert unknown.value.status == 404
+        assert unknown.value.model_id == "a"
 
 
 @pytest.mark.parametrize(
     ("config", "origin", "error"),
     [
-        ({"tiers": {"default": {"pools": []}}}, Origin(), ApiError),
+        ({"tiers": {"default": {"pools": []}}}, Origin(), UnknownModelError),
         ({"targets": {"a": {"max_tokens": 3}}}, Origin(), ContextLengthError),
-        ({"targets": {"a": {"abilities": []}}}, Origin(fields={"logprobs": 3}), ApiError),
+        ({"targets": {"a": {"abilities": []}}}, Origin(fields={"logprobs": 3}), UnableError),
     ],
 )
 async def test_what_no_pool_may_serve(

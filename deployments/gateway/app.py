@@ -21,7 +21,7 @@ from deployments.accounts.accounts import Accounts
 from deployments.admin.pools import POOL_OPERATIONS, pool_routes
 from deployments.admin.routes import ADMIN_OPERATIONS, admin_routes
 from deployments.api.admission import Admission
-from deployments.api.backend import Backend, ServedModel
+from deployments.api.backend import Backend
 from deployments.api.chat import ChatForm
 from deployments.api.completions import CompletionForm
 from deployments.api.errors import ApiError, method_not_allowed, model_not_found, unsupported, url_not_found
@@ -33,6 +33,7 @@ from deployments.api.requests import Caller, chat_job, completion_job, find_mode
 from deployments.config.gateway import GatewayConfig
 from deployments.limits.memory import MemoryStore
 from deployments.observe.request_log import RequestLog
+from deployments.routing.served_model import ServedModel
 
 
 def create_app(

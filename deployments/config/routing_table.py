@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from deployments.routing.failures import Failure
+from deployments.config.failures import Failure
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,17 +14,17 @@ from ray.serve._private.logging_utils import get_serve_logs_dir
 from ray.serve.handle import DeploymentHandle
 
 from deployments.api.admission import Admission
-from deployments.api.app import create_app
-from deployments.api.backend import ServedModel
 from deployments.config.application import ModelConfig
 from deployments.config.gateway import GatewayConfig
 from deployments.config.upstream import UpstreamConfig
+from deployments.gateway.app import create_app
 from deployments.limits.build import build_store
 from deployments.limits.memory import MemoryStore
 from deployments.observe.access_log import Journal
 from deployments.observe.request_log import RequestLog
 from deployments.observe.telemetry import GatewayTelemetry
 from deployments.routing.serve_backend import ServeBackend
+from deployments.routing.served_model import ServedModel
 from engine.models.locate import resolve
 from engine.text import load_text
 
@@ -93,6 +93,7 @@ class Gateway:
         return Admission(config, store, self._telemetry.verdict, self._telemetry.settled)
 
     async def metric_families(self) -> list[Metric]:
+        """A snapshot of this gateway's metrics, for whichever gateway answers /metrics."""
         return self._telemetry.families()
 
     def _finished(self, record: RequestLog) -> None:
