@@ -179,14 +179,26 @@ class CompletionChunk(_Head):
 
 
 @_exact
+class SamplingDefaults(TypedDict, total=False):
+    """What the model samples with where a request does not say. What is absent is OpenAI's default."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+
+
+@_exact
 class Model(TypedDict):
-    """`max_model_len` is null until the model has loaded."""
+    """`max_model_len` is null until the model has loaded. `sampling_defaults` is absent where all are OpenAI's."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int | None
+    sampling_defaults: NotRequired[SamplingDefaults]
 
 
 @_exact

@@ -24,4 +24,7 @@ def run(args: argparse.Namespace) -> int:
             status = 1
         else:
             print(f"{path}: ok, models: {', '.join(file.model_ids)}")
+            for pool, defaults in file.sampling_defaults.items():
+                if changed := ", ".join(f"{name} {value:g}" for name, value in defaults.changed.items()):
+                    print(f"{path}: {pool} samples with {changed} where a request does not say (generation_config)")
     return status

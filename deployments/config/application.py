@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -50,6 +50,10 @@ class ModelConfig(StrictModel):
     """Seconds that a request waits for the first replica of a pool that has none (`autoscaling.min_replicas: 0`)."""
     pinned_prompts: tuple[PinnedPrompt, ...] = ()
     """Prompts that stay in the prefix cache of every replica from its start. They may take half of its blocks."""
+    generation_config: Literal["auto", "none"] = "auto"
+    """Where sampling settings come from that a request leaves out (`temperature`, `top_p`, `top_k`, `min_p`,
+    `repetition_penalty`). `auto`: from the model directory's generation_config.json, as far as it has them, else
+    OpenAI's defaults. `none`: always OpenAI's. GGUF files have no such settings."""
     engine: EngineConfig
     """The engine of each replica."""
 

@@ -22,6 +22,7 @@ from deployments.config.check_tls import tls_problems
 from deployments.config.pinned_prompts import faults as pin_faults
 from deployments.config.problems import Path as KeyPath
 from deployments.config.problems import Problem, dotted, unknown, unknown_keys, without, wrong_values
+from deployments.config.sampling_defaults import SamplingDefaults, sampling_defaults
 from deployments.config.yaml_file import YamlFileError, read_yaml
 from engine.errors import ModelFileError
 from engine.models.locate import resolve
@@ -42,7 +43,7 @@ class ConfigFileError(ValueError):
 class ServeFile:
     """A config without known faults. `raw` is what Serve takes; `config` the typed `args:` of the application that
     is ours, the first if there are several; `model_ids` are what clients may ask it for, and `pooled_ids` those of them
-    that a pool of ours serves from the start."""
+    that a pool of ours serves from the start. `sampling_defaults`: by pool."""
 
     source: str
     raw: Mapping[str, Any]
@@ -50,6 +51,7 @@ class ServeFile:
     app_name: str
     model_ids: tuple[str, ...]
     pooled_ids: tuple[str, ...]
+    sampling_defaults: Mapping[str, SamplingDefaults]
 
     @property
     def host(self) -> str:
@@ -98,7 +100,9 @@ class ServeFile:
         if app is None:
             raise ConfigFileError([f"{label}no application has import_path {BUILDER}"])
         config = ServeConfig.model_validate(app["args"])
-        if found := list(_pin_problems(raw["applications"].index(app), config)):
+        index = raw["applications"].index(app)
+        defaults: dict[str, SamplingDefaults] = {}
+        if found := [*_pin_problems(index, config), *_sampling_problems(index, config, defaults)]:
             raise ConfigFileError([_line(problem, places, label) for problem in found])
         table = table_of(app, config)
         resting = {model.name for model in config.models if model.replicas == 0}
@@ -108,7 +112,7 @@ class ServeFile:
             if any(not table.targets[share.target].external for share in route.shares)
             and not all(share.target in resting for share in route.shares)
         )
-        return cls(source, raw, config, str(app.get("name", "default")), tuple(table.routes), pooled)
+        return cls(source, raw, config, str(app.get("name", "default")), tuple(table.routes), pooled, defaults)
 
 
 def read_config(path: str) -> dict[str, Any]:
@@ -247,6 +251,15 @@ def _pin_problems(app: int, config: ServeConfig) -> Iterator[Problem]:
     for index, model in enumerate(config.models):
         for entry, message in pin_faults(model.pinned_prompts, model.engine):
             yield Problem(("applications", app, "args", "models", index, "pinned_prompts", entry), message)
+
+
+def _sampling_problems(app: int, config: ServeConfig, found: dict[str, SamplingDefaults]) -> Iterator[Problem]:
+    """Puts each pool's defaults into `found`, by its name."""
+    for index, model in enumerate(config.models):
+        try:
+            found[model.name] = sampling_defaults(model)
+        except ModelFileError as error:
+            yield Problem(("applications", app, "args", "models", index, "engine", "model"), str(error))
 
 
 def _http_problems(raw: dict[str, Any]) -> Iterator[Problem]:

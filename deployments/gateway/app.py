@@ -185,7 +185,7 @@ def _model(model: ServedModel) -> dict[str, Any]:
         "created": model.created,
         "owned_by": model.owned_by,
         "max_model_len": model.max_model_len or None,
-    }
+    } | ({"sampling_defaults": changed} if (changed := model.defaults.changed) else {})
 
 
 def _json(value: Any, status: int = 200) -> Response:

@@ -16,6 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.api.admission import Admission
 from deployments.config.application import ModelConfig
 from deployments.config.gateway import GatewayConfig
+from deployments.config.sampling_defaults import sampling_defaults
 from deployments.config.upstream import UpstreamConfig
 from deployments.gateway.app import create_app
 from deployments.limits.build import build_store
@@ -59,17 +60,11 @@ class Gateway:
 
     async def __serve_build_asgi_app__(self) -> Any:
         created = int(time.time())
-        told = [
-            *((m.name, "sluicegate", 0, m.engine.model, m.engine.tokenizer) for m in self._models),
-            *((u.name, u.name, u.max_model_len, u.tokenizer, None) for u in self._upstreams if u.tokenizer),
+        loading = [
+            *(asyncio.to_thread(_of_pool, model, created) for model in self._models),
+            *(asyncio.to_thread(_of_upstream, upstream, created) for upstream in self._upstreams if upstream.tokenizer),
         ]
-        texts = await asyncio.gather(
-            *(asyncio.to_thread(load_text, str(resolve(model)), tokenizer) for *_, model, tokenizer in told)
-        )
-        served = {
-            name: ServedModel(name, created, owner, length or 0, text)
-            for (name, owner, length, *_), text in zip(told, texts, strict=True)
-        }
+        served = {model.id: model for model in await asyncio.gather(*loading)}
         here = serve.get_replica_context()
         gateways = serve.get_deployment_handle(here.deployment, app_name=here.app_name)
         labels: Mapping[str, Any] = get_runtime_context().get_node_labels()
@@ -99,3 +94,16 @@ class Gateway:
     def _finished(self, record: RequestLog) -> None:
         self._telemetry.finished(record)
         self._journal.write(record)
+
+
+def _of_pool(config: ModelConfig, created: int) -> ServedModel:
+    """Raises EngineError for files that cannot be used."""
+    text = load_text(str(resolve(config.engine.model)), config.engine.tokenizer)
+    return ServedModel(config.name, created, "sluicegate", 0, text, sampling_defaults(config))
+
+
+def _of_upstream(config: UpstreamConfig, created: int) -> ServedModel:
+    """As clients see an upstream that can stand alone. It has sampling defaults of its own."""
+    assert config.tokenizer is not None
+    text = load_text(str(resolve(config.tokenizer)))
+    return ServedModel(config.name, created, config.name, config.max_model_len or 0, text)

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from deployments.config.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
 from engine.text import TextModel
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingDefaults:
-    """What a model samples with when a request does not say (its generation_config)."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,5 +18,5 @@ class ServedModel:
     owned_by: str
     max_model_len: int
     text: TextModel
-    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    defaults: SamplingDefaults = OPENAI_DEFAULTS
     fingerprint: str | None = None

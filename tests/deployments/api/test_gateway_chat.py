@@ -19,7 +19,7 @@ from helpers_gateway import (
     events_of,
 )
 
-from deployments.routing.served_model import SamplingDefaults
+from deployments.config.sampling_defaults import SamplingDefaults
 from engine.types import GenerateRequest, SamplingParams
 
 CHAT = "/v1/chat/completions"
