@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from alembic.operations import Operations
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
+from alembic import command
+from alembic.config import Config
 from alembic.util import CommandError
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
@@ -20,8 +20,10 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from deployments.accounts.records import DatabaseDownError
 
-_BUSY_MS = 5000
-_MIGRATION_LOCK = 0x736C7569  # any number that nobody else takes
+_BUSY_MS = 5000  # milliseconds that SQLite waits for another process's transaction
+_MIGRATIONS = Path(__file__).parent / "migrations"
+_MIGRATION_LOCK = 0x736C7569  # of Postgres: any number that nobody else takes
+_ALEMBIC = threading.Lock()  # alembic's commands work on globals, and two databases may be opened at once
 
 
 class DatabaseUrlError(ValueError):
@@ -53,16 +55,14 @@ class Database:
         """Creates the schema, or brings it up to date. Cheap when there is nothing to do, and safe when several
         processes start at once: one works, the others wait. Raises DatabaseDownError, also when the schema is newer
         than this release."""
-        history = ScriptDirectory(str(Path(__file__).parent / "migrations"))
         with self._migration_lock(), self.write() as connection:
             if self.url.get_backend_name() == "postgresql":
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
-            # Not alembic's own command: that works on globals, and two databases may be opened at once.
-            context = MigrationContext.configure(
-                connection, opts={"fn": lambda current, _: history._upgrade_revs("head", current)}
-            )
+            config = Config(attributes={"connection": connection})
+            config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
             try:
-                context.run_migrations(op=Operations(context))
+                with _ALEMBIC:
+                    command.upgrade(config, "head")
             except CommandError as error:
                 raise DatabaseDownError(f"{self}: its schema is not one this release knows: {error}") from None
 

@@ -25,11 +25,9 @@ from deployments.accounts.secret import prefix_of
 
 log = logging.getLogger(__name__)
 
-_TIMEOUT_S = 2.0
-_MAX_KNOWN = 10_000
-_MAX_UNKNOWN = 1024
-_UNKNOWN_S = 2.0
-_MAX_PENDING = 64  # look-ups at a time; more wait in vain, a flood of invented keys must not pile up
+_TIMEOUT_S = 2.0  # for one query; a database that takes longer counts as down
+_UNKNOWN_S = 2.0  # for which a secret that was not found is not looked up again
+_MAX_PENDING = 64  # look-ups at a time; more are refused, so that a flood of invented keys does not pile up
 
 T = TypeVar("T")
 
@@ -56,12 +54,16 @@ class KeyRing:
         prepare: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        max_known: int = 10_000,
+        max_unknown: int = 1024,
     ) -> None:
-        """`prepare` is run, in a thread, until it succeeds once; before that the database counts as down."""
+        """`prepare` is run, in a thread, until it succeeds once; before that the database counts as down. `max_known`
+        keys and `max_unknown` secrets that belong to none are kept, those used last."""
         self._store = store
         self._fresh_s, self._poll_s, self._grace_s = fresh_s, poll_s, grace_s
         self._prepare: Callable[[], None] | None = prepare
         self._clock, self._monotonic = clock, monotonic
+        self._max_known, self._max_unknown = max_known, max_unknown
         self._hash_key = secrets.token_bytes(32)
         self._known: OrderedDict[bytes, _Entry] = OrderedDict()
         self._unknown: OrderedDict[bytes, float] = OrderedDict()
@@ -155,9 +157,9 @@ class KeyRing:
             del self._pending[mark]
         if found is None:
             self._known.pop(mark, None)
-            _remember(self._unknown, mark, self._monotonic() + _UNKNOWN_S, _MAX_UNKNOWN)
+            _remember(self._unknown, mark, self._monotonic() + _UNKNOWN_S, self._max_unknown)
         elif found.revision >= (self._revision or 0):  # else it may be older than a change that is already dealt with
-            _remember(self._known, mark, _Entry(found, self._monotonic()), _MAX_KNOWN)
+            _remember(self._known, mark, _Entry(found, self._monotonic()), self._max_known)
         return found
 
     def _valid(self, found: Found) -> Key | None:

@@ -15,19 +15,27 @@ from deployments.accounts.usage_entry import UsageEntry
 
 log = logging.getLogger(__name__)
 
-_BATCH = 500
-_MAX_QUEUED = 20_000
+_BATCH = 500  # entries in one transaction
 
 
 class LedgerWriter:
     """A thread that takes entries to the store every `flush_s`, or to the spill file when the store is down, and
     what was spilled to the store later. A clean stop loses nothing; a kill loses the last `flush_s`."""
 
-    def __init__(self, run: str, store: LedgerStore, spill: Spill, budgets: Budgets, flush_s: float) -> None:
-        """`run`: begins every uid of this process's entries, and no other's."""
+    def __init__(
+        self,
+        run: str,
+        store: LedgerStore,
+        spill: Spill,
+        budgets: Budgets,
+        flush_s: float,
+        max_queued: int = 20_000,
+    ) -> None:
+        """`run` begins every uid of this process's entries, and no other's. `max_queued` entries wait in memory."""
         self._run = run
         self._store, self._spill, self._budgets = store, spill, budgets
         self._flush_s = flush_s
+        self._max_queued = max_queued
         self._queue: deque[UsageEntry] = deque()
         self._wake = threading.Event()
         self._stopped = False
@@ -41,7 +49,7 @@ class LedgerWriter:
         """Returns at once, but for one case: when the thread has not kept up for a very long time, the caller itself
         writes to the spill file, since that loses nothing."""
         self._budgets.charge(entry)
-        if len(self._queue) >= _MAX_QUEUED:
+        if len(self._queue) >= self._max_queued:
             self._spill.append([entry])
             return
         self._queue.append(entry)

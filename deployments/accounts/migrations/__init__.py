@@ -1,2 +1,2 @@
 """The schema's history, run by alembic when a database is opened. One module in versions/ per step, with a function
-upgrade(op), never edited once released."""
+upgrade(), never edited once released."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Event
+from time import time as real_time
 
 import pytest
 from helpers_database import KINDS, new_database
@@ -30,8 +31,8 @@ class Watched(KeyStore):
     down = False
     held: Event | None = None
 
-    def __init__(self, database: Database) -> None:
-        super().__init__(database)
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        super().__init__(database, clock)
         self.calls: Counter[str] = Counter()
         self.has_read = Event()
 
@@ -64,11 +65,11 @@ class Time:
 
 
 @pytest.fixture(params=KINDS)
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Watched]:
+def store(request: pytest.FixtureRequest, tmp_path: Path, time: Time) -> Iterator[Watched]:
     with new_database(request, tmp_path) as setting:
         database = Database(setting)
         database.migrate()
-        yield Watched(database)
+        yield Watched(database, time)
         database.close()
 
 
@@ -109,7 +110,6 @@ async def test_a_change_is_seen_at_the_next_look(store: Watched, ring: KeyRing) 
 
 
 async def test_rotation_ends_the_old_secret(store: Watched, ring: KeyRing, time: Time) -> None:
-    store._clock = time
     key, old = store.create(NewKey("acme"), ME)
     await ring.find(old)
     _, new = store.rotate(key.id, 3.0, ME)
@@ -135,14 +135,17 @@ async def test_unknown_keys_are_asked_for_once_in_a_while(store: Watched, ring: 
     assert store.calls["find"] == 3
 
 
-async def test_caches_are_bounded(store: Watched, ring: KeyRing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.accounts.key_cache._MAX_KNOWN", 2)
-    monkeypatch.setattr("deployments.accounts.key_cache._MAX_UNKNOWN", 2)
-    secrets = [store.create(NewKey("acme"), ME)[1] for _ in range(3)]
+@pytest.mark.parametrize("known", [True, False])
+async def test_caches_are_bounded(store: Watched, time: Time, known: bool) -> None:
+    ring = KeyRing(store, 5.0, 0.01, 60.0, clock=time, monotonic=time, max_known=2, max_unknown=2)
+    secrets = [store.create(NewKey("acme"), ME)[1] if known else new_secret() for _ in range(3)]
     await ring.refresh()
-    for secret in [*secrets, *(new_secret() for _ in range(3))]:
+    reads = []
+    for secret in (*secrets, *reversed(secrets)):
         await ring.find(secret)
-    assert (len(ring._known), len(ring._unknown)) == (2, 2)
+        reads.append(store.calls["find"])
+    assert reads == [1, 2, 3, 3, 3, 4]  # the first of three is forgotten
+    ring.close()
 
 
 async def test_one_query_for_many_that_ask_at_once(store: Watched, ring: KeyRing) -> None:
@@ -234,8 +237,8 @@ async def test_after_a_look_the_ring_says_what_the_store_says(
 ) -> None:
     database = Database(str(tmp_path_factory.mktemp("ring") / "keys.db"))
     database.migrate()
-    store, time = Watched(database), Time()
-    store._clock = time
+    time = Time()
+    store = Watched(database, time)
     ring = KeyRing(store, fresh_s=1e9, poll_s=1.0, grace_s=60.0, clock=time, monotonic=time)
     await ring.refresh()
     ids, secrets = [store.create(NewKey("acme"), ME)[0].id], [new_secret()]
@@ -269,7 +272,7 @@ async def test_after_a_look_the_ring_says_what_the_store_says(
 
 async def test_watching_prepares_and_keeps_up(tmp_path: Path) -> None:
     database = Database(str(tmp_path / "late.db"))
-    store, tries = Watched(database), Counter[str]()
+    store, tries = Watched(database, real_time), Counter[str]()
 
     def prepare() -> None:
         tries["prepare"] += 1

@@ -78,10 +78,10 @@ def test_the_schema_is_postgres_too() -> None:
     """As far as that can be seen without one: every statement can be written in its dialect."""
     out = io.StringIO()
     history = ScriptDirectory(str(Path(migrations.__file__).parent))
-    steps: Any = lambda _current, _context: history._upgrade_revs("head", "base")  # noqa: E731
-    opts = {"as_sql": True, "output_buffer": out, "fn": steps}
-    context = MigrationContext.configure(dialect_name="postgresql", opts=opts)
-    context.run_migrations(op=Operations(context))
+    context = MigrationContext.configure(dialect_name="postgresql", opts={"as_sql": True, "output_buffer": out})
+    with Operations.context(context):
+        for script in reversed(list(history.walk_revisions())):
+            script.module.upgrade()
     for table in METADATA.sorted_tables:
         assert f"CREATE TABLE {table.name} (" in out.getvalue()
 

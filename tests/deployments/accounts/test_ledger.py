@@ -56,11 +56,16 @@ class Rig:
         self.directory = Directory(self.database, lambda: AT)
         self.spill_dir = tmp_path / "spill"
         self.budgets = Budgets(self.directory, lambda: AT)
-        self.writer = self.make("run")
+        self.start("run")
 
-    def make(self, run: str) -> LedgerWriter:
+    def start(self, run: str, **limits: int) -> None:
+        """A new gateway takes the place of the one there was."""
+        self.spill = Spill(self.spill_dir, run)
+        self.writer = self.make(self.spill, run, **limits)
+
+    def make(self, spill: Spill, run: str, **limits: int) -> LedgerWriter:
         """Its thread is not started: tests flush by hand."""
-        return LedgerWriter(run, self.store, Spill(self.spill_dir, run), self.budgets, 3600.0)
+        return LedgerWriter(run, self.store, spill, self.budgets, 3600.0, **limits)
 
     def count(self) -> int:
         return int(sum(row["requests"] for row in self.store.usage(())))
@@ -180,7 +185,7 @@ def test_a_living_gateways_file_is_left_alone(rig: Rig) -> None:
     rig.writer.add(ENTRY)
     rig.writer.flush()
     rig.store.down = False
-    other = rig.make("other")
+    other = rig.make(Spill(rig.spill_dir, "other"), "other")
     other.flush()
     assert rig.count() == 0 and len(rig.files()) == 1
     rig.writer.flush()
@@ -199,8 +204,8 @@ def test_two_may_replay_the_same_directory(rig: Rig) -> None:
     assert rig.count() == 160 and rig.files() == []
 
 
-def test_a_full_queue_goes_to_the_file(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.accounts.ledger_writer._MAX_QUEUED", 5)
+def test_a_full_queue_goes_to_the_file(rig: Rig) -> None:
+    rig.start("run", max_queued=5)
     for entry in entries(8):
         rig.writer.add(entry)
     assert len(rig.files()) == 1
@@ -242,9 +247,9 @@ def test_whatever_happens_every_entry_is_there_once(tmp_path_factory: pytest.Tem
                 rig.store.down = False
             case "die":  # after its last flush
                 rig.writer.flush()
-                rig.writer._spill.close()
+                rig.spill.close()
                 run += 1
-                rig.writer = rig.make(f"r{run}")
+                rig.start(f"r{run}")
     rig.store.down = False
     rig.writer.flush()
     assert rig.count() == added and rig.files() == []

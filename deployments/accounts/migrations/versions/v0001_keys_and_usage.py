@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 
 import sqlalchemy as sa
-from alembic.operations import Operations
+from alembic import op
 
 revision = "0001"
 down_revision = None
@@ -13,7 +13,8 @@ branch_labels = None
 depends_on = None
 
 
-def upgrade(op: Operations) -> None:
+def upgrade() -> None:
+    """Creates all tables, and the one row of `state`."""
     state = op.create_table(
         "state",
         sa.Column("id", sa.Integer, primary_key=True),
