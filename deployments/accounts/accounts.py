@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from deployments.accounts.auth import Tenant
 from deployments.accounts.budget import Budgets
 from deployments.accounts.database import Database
 from deployments.accounts.directory import Directory
@@ -23,6 +22,7 @@ from deployments.accounts.ledger_spill import Spill
 from deployments.accounts.ledger_store import LedgerStore
 from deployments.accounts.ledger_writer import LedgerWriter
 from deployments.accounts.records import DatabaseDownError
+from deployments.accounts.tenant import Tenant
 from deployments.accounts.usage_entry import UsageEntry
 from deployments.config.gateway import GatewayConfig
 from deployments.observe.request_log import CLIENT_GONE, RequestLog

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from deployments.accounts.errors import KeyRefusedError, MissingScopeError
 from deployments.accounts.key_cache import KeyRing
-from deployments.accounts.records import SCOPES, Key
-from deployments.config.gateway import StaticKey
+from deployments.accounts.records import Key
+from deployments.accounts.static_keys import StaticKeys
+from deployments.accounts.tenant import ANONYMOUS, Tenant
 
 # The scheme's case does not matter; only spaces may follow it; the key is visible ASCII.
 _BEARER = re.compile(rb"(?i:bearer) +([\x21-\x7e]+) *\Z")
@@ -24,55 +21,6 @@ _NO_KEY = (
 )
 
 M = TypeVar("M")
-
-
-@dataclass(frozen=True, slots=True)
-class Tenant:
-    """On whose behalf a request runs: the key's `id`, which never reveals the key, and what the key belongs to.
-    `models` None: all that its tier allows. Smaller `priority` is more important."""
-
-    id: str
-    org: str = "default"
-    project: str = "default"
-    tier: str = "default"
-    scopes: frozenset[str] = frozenset(SCOPES)
-    models: frozenset[str] | None = None
-    priority: int = 0
-
-
-ANONYMOUS = Tenant("anonymous")
-
-
-class StaticKeys:
-    """The config's keys, kept as digests only."""
-
-    def __init__(self, keys: Iterable[StaticKey]) -> None:
-        """Raises ValueError for an unset variable or an unusable key."""
-        self._tenants: list[tuple[bytes, Tenant]] = []
-        for static in keys:
-            digest = hashlib.sha256(secret_of(static).encode()).digest()
-            key_id = f"key-{digest.hex()[:12]}"
-            models = None if static.models is None else frozenset(static.models)
-            org = static.org or key_id  # nobody said that it may share anything with another key
-            tenant = Tenant(key_id, org, static.project, static.tier, frozenset(static.scopes), models)
-            self._tenants.append((digest, tenant))
-
-    def __bool__(self) -> bool:
-        return bool(self._tenants)
-
-    @property
-    def orgs(self) -> tuple[str, ...]:
-        """Each once."""
-        return tuple(dict.fromkeys(tenant.org for _, tenant in self._tenants))
-
-    def find(self, secret: str) -> Tenant | None:
-        """Every key is compared, in constant time, so that the time taken says nothing of how near a guess was."""
-        digest = hashlib.sha256(secret.encode()).digest()
-        found = None
-        for known, tenant in self._tenants:
-            if hmac.compare_digest(known, digest):
-                found = tenant
-        return found
 
 
 class Authenticator:
@@ -109,28 +57,6 @@ def visible(models: Mapping[str, M], *allowed: frozenset[str] | None) -> Mapping
     """The models in all of the `allowed` sets. None allows everything."""
     sets = [names for names in allowed if names is not None]
     return {name: models[name] for name in models if all(name in names for names in sets)} if sets else models
-
-
-def cache_salt(tenant: Tenant, client_salt: str | None) -> str:
-    """Separates prefix caches by organisation, whatever salt a client brings: tagged and length-prefixed, so that no
-    two (organisation, salt) pairs can collide."""
-    state = hashlib.sha256()
-    for part in (b"org", tenant.org.encode(), b"salt", (client_salt or "").encode()):
-        state.update(len(part).to_bytes(8, "big") + part)
-    return state.hexdigest()
-
-
-def secret_of(static: StaticKey) -> str:
-    """The key itself. Raises ValueError for an unset variable or an unusable key."""
-    key = static.key
-    if key.startswith("env:"):
-        name = key.removeprefix("env:")
-        key = os.environ.get(name, "").strip()
-        if not key:
-            raise ValueError(f"the API key's environment variable {name!r} is not set")
-    if not re.fullmatch(r"[\x21-\x7e]+", key):
-        raise ValueError("an API key must be one or more visible ASCII characters")
-    return key
 
 
 def authorization_of(scope: Mapping[str, Any]) -> list[bytes]:

@@ -19,6 +19,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from deployments.accounts.records import DatabaseDownError
+from deployments.config.environment import from_environment
 
 _BUSY_MS = 5000  # milliseconds that SQLite waits for another process's transaction
 _MIGRATIONS = Path(__file__).parent / "migrations"
@@ -103,11 +104,10 @@ class Database:
 
 def database_url(setting: str) -> URL:
     """Raises DatabaseUrlError."""
-    if setting.startswith("env:"):
-        name = setting.removeprefix("env:")
-        setting = os.environ.get(name, "").strip()
-        if not setting:
-            raise DatabaseUrlError(f"the database's environment variable {name!r} is not set")
+    try:
+        setting = from_environment(setting, "the database's")
+    except ValueError as error:
+        raise DatabaseUrlError(str(error)) from None
     if "://" in setting:
         try:
             url = make_url(setting)

@@ -14,8 +14,7 @@ from deployments.accounts.database import Database
 from deployments.accounts.periods import month_of
 from deployments.accounts.records import AccountError, Actor, AuditEntry, Org, Project
 from deployments.accounts.tables import AUDIT, ORGS, PROJECTS, SPENT, STATE
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+from deployments.config.gateway import ACCOUNT_NAME
 
 
 class Directory:
@@ -116,7 +115,7 @@ def audited(c: sa.Connection, now: float, by: Actor, action: str, target: str, d
 
 
 def _check_name(name: str, param: str) -> None:
-    if not _NAME.match(name):
+    if not re.fullmatch(ACCOUNT_NAME, name):
         raise AccountError(
             f"{param} {name!r} must be 1 to 64 letters, digits, dots, dashes and underscores, and begin with a letter "
             "or digit",

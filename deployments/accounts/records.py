@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
-SCOPES = ("models.read", "inference", "batch", "admin")
-USUAL_SCOPES = frozenset({"models.read", "inference", "batch"})
+from deployments.config.gateway import Scope
+
+SCOPES: tuple[str, ...] = get_args(Scope)
+USUAL_SCOPES = frozenset(SCOPES) - {"admin"}  # of a key that is made without saying which
 
 
 class AccountError(ValueError):

@@ -8,14 +8,14 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, with_config
 from typing_extensions import TypedDict
 
 from deployments.api.integers import Body
+from deployments.config.gateway import ACCOUNT_NAME, Scope
 
 _exact = with_config(ConfigDict(extra="forbid", strict=True))
-_NAME_SCHEMA = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"}
-_Name = Annotated[str, WithJsonSchema(_NAME_SCHEMA)]  # checked where the names are kept, which says what is allowed
+# Checked where the names are kept, which says what is allowed.
+_Name = Annotated[str, WithJsonSchema({"type": "string", "pattern": ACCOUNT_NAME})]
 _Tier = Annotated[str, Field(min_length=1, max_length=64)]
 _Label = Annotated[str, Field(max_length=128)]
-_Scope = Literal["models.read", "inference", "batch", "admin"]
-_Scopes = Annotated[list[_Scope], Field(min_length=1)]
+_Scopes = Annotated[list[Scope], Field(min_length=1)]
 _Models = Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Field(max_length=1000)]
 _Time = Annotated[int, Field(ge=0, le=253_402_300_799)]  # until the year 9999
 _Tokens = Annotated[int, Field(ge=0, le=2**62)]

@@ -14,7 +14,9 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from deployments.accounts.accounts import Accounts
-from deployments.accounts.auth import Authenticator, StaticKeys, Tenant, authorization_of, visible
+from deployments.accounts.auth import Authenticator, authorization_of, visible
+from deployments.accounts.static_keys import StaticKeys
+from deployments.accounts.tenant import Tenant
 from deployments.api.admission import Admission, cost
 from deployments.api.backend import Backend
 from deployments.api.body import ClientGoneError, content_coding, decode, read_body

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from deployments.accounts.auth import Tenant, cache_salt
+from deployments.accounts.tenant import Tenant, cache_salt
 from deployments.api.errors import invalid, model_not_found
 from deployments.api.messages import Message, read_messages
 from deployments.api.options import (
@@ -199,7 +199,7 @@ def _job(
             message = f"Invalid 'min_tokens': {sampling.min_tokens} is more than the {limit} tokens of the answer."
             raise invalid(message, "min_tokens", "integer_above_max_value")
     unique = f"{kind}-{uuid.uuid4().hex}"
-    salt = cache_salt(caller.tenant, body.cache_salt)
+    salt = cache_salt(caller.tenant.org, body.cache_salt)
     priority = caller.tier.priority + caller.tenant.priority + (body.priority or 0)  # bodies cannot go below 0
     org = caller.tenant.org
     requests = tuple(

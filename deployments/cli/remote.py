@@ -63,7 +63,7 @@ def call(client: httpx.Client, method: str, path: str, body: dict[str, Any] | No
 def _admin_key(keys: Any) -> str | None:
     from pydantic import ValidationError
 
-    from deployments.accounts.auth import secret_of
+    from deployments.accounts.static_keys import secret_of
     from deployments.config.gateway import StaticKey
 
     for entry in keys if isinstance(keys, list) else ():

@@ -128,7 +128,7 @@ def _load(args: argparse.Namespace) -> ServeFile:
 
 def _first_key(file: ServeFile) -> str | None:
     """A key that will be let in. Raises ConfigFileError for one the gateway would refuse to start with."""
-    from deployments.accounts.auth import secret_of
+    from deployments.accounts.static_keys import secret_of
     from deployments.config.serve_file import ConfigFileError
 
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -11,7 +11,9 @@ from deployments.config.limits import LimitsConfig
 from deployments.config.strict import StrictModel
 from deployments.config.tiers import Tier, resolve
 
-AccountName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+ACCOUNT_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # of organisations and projects
+AccountName = Annotated[str, Field(pattern=ACCOUNT_NAME)]
+Scope = Literal["models.read", "inference", "batch", "admin"]
 CorsOrigin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s*]+)$")]
 
 
@@ -26,12 +28,7 @@ class StaticKey(StrictModel):
     """The project it belongs to."""
     tier: str = Field("default", min_length=1)
     """The tier of its requests. `default` is replaced by `default_tier` where that is given."""
-    scopes: tuple[Literal["models.read", "inference", "batch", "admin"], ...] = (
-        "models.read",
-        "inference",
-        "batch",
-        "admin",
-    )
+    scopes: tuple[Scope, ...] = get_args(Scope)
     """What the key may do. `batch` is reserved for batch jobs, which do not exist yet."""
     models: tuple[str, ...] | None = None
     """The model ids that it may see. By default all that its tier allows."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from deployments.config.environment import from_environment
 from deployments.config.strict import StrictModel
 from deployments.config.tiers import Allowance
 
@@ -56,10 +56,4 @@ class LimitsConfig(StrictModel):
 
     def resolved_redis_url(self) -> str:
         """Raises ValueError for an unset variable."""
-        url = self.redis_url or ""
-        if not url.startswith("env:"):
-            return url
-        name = url.removeprefix("env:")
-        if not (value := os.environ.get(name, "").strip()):
-            raise ValueError(f"the Redis URL's environment variable {name!r} is not set")
-        return value
+        return from_environment(self.redis_url or "", "the Redis URL's")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from deployments.config.environment import from_environment
 from deployments.config.strict import StrictModel
 
 _OURS = frozenset({"cache_salt", "priority", "service_tier", "stream_options"})  # mean something here, and not there
@@ -59,7 +59,4 @@ class UpstreamConfig(StrictModel):
         """Raises ValueError when the variable is not set."""
         if self.api_key is None:
             return None
-        variable = self.api_key.removeprefix("env:")
-        if not (value := os.environ.get(variable)):
-            raise ValueError(f"upstreams.{self.name}.api_key: the environment variable {variable} is not set")
-        return value
+        return from_environment(self.api_key, f"upstreams.{self.name}.api_key: the")

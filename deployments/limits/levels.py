@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from deployments.accounts.auth import Tenant
+from deployments.accounts.tenant import Tenant
 from deployments.config.limits import LimitsConfig
 from deployments.config.tiers import Allowance
 from deployments.limits.base import Kind, Meter

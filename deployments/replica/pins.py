@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from deployments.accounts.static_keys import StaticKeys
+from deployments.accounts.tenant import ANONYMOUS, cache_salt
 from deployments.config.gateway import GatewayConfig
 from deployments.config.pinned_prompts import PinnedPrompt, prefix_ids
 from engine.engine import Engine
@@ -34,13 +36,11 @@ def pins_of(prompts: Sequence[PinnedPrompt], gateway: GatewayConfig) -> tuple[Pi
 
 
 def _salts(prompt: PinnedPrompt, gateway: GatewayConfig) -> Iterator[str]:
-    from deployments.accounts.auth import ANONYMOUS, StaticKeys, Tenant, cache_salt  # replicas start without databases
-
     orgs = prompt.orgs
     if orgs is None:
         orgs = StaticKeys(gateway.api_keys).orgs or (ANONYMOUS.org,)
     for org in orgs:
-        yield cache_salt(Tenant("", org), prompt.cache_salt)
+        yield cache_salt(org, prompt.cache_salt)
 
 
 def pin_all(engine: Engine, pins: Sequence[Pin]) -> int:

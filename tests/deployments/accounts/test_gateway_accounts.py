@@ -15,8 +15,9 @@ import pytest
 from helpers_accounts import ROOT_KEY, WAIT_S, bearer, gateway, keyed, soon
 from helpers_gateway import COUNT, MODEL, FakeBackend, demo_model, error_of
 
-from deployments.accounts.auth import Authenticator, StaticKeys, visible
+from deployments.accounts.auth import Authenticator, visible
 from deployments.accounts.secret import new_secret
+from deployments.accounts.static_keys import StaticKeys
 from deployments.config.gateway import GatewayConfig, KeysConfig, StaticKey
 from deployments.routing.errors import ReplicaLostError
 from engine.errors import QueueFullError

@@ -11,7 +11,8 @@ from fake_executor import FakeExecutor
 from helpers_gateway import MODEL, FakeBackend, client
 from pydantic import ValidationError
 
-from deployments.accounts.auth import ANONYMOUS, StaticKeys, cache_salt
+from deployments.accounts.static_keys import StaticKeys
+from deployments.accounts.tenant import ANONYMOUS, cache_salt
 from deployments.config.application import ServeConfig
 from deployments.config.pinned_prompts import PinnedPrompt, prefix_ids
 from deployments.config.serve_file import ConfigFileError, ServeFile
@@ -55,11 +56,11 @@ def test_salts_are_those_of_the_requests() -> None:
     keys = {"api_keys": [{"key": "k1", "org": "acme"}, {"key": "k2", "org": "acme"}, "k3"]}
     config = serve({"text": "x" * 99}, {"text": "x" * 99, "orgs": ["zoo"], "cache_salt": "s"}, gateway=keys)
     tenants = [StaticKeys(config.gateway.api_keys).find(secret) for secret in ("k1", "k2", "k3")]
-    found = [cache_salt(tenant, None) for tenant in tenants if tenant is not None]
+    found = [cache_salt(tenant.org, None) for tenant in tenants if tenant is not None]
     all_keys, named = pinned_salts(config)
     assert all_keys == (found[0], found[2]) and found[0] == found[1]
     assert len(named) == 1 and named[0] not in found
-    assert pinned_salts(serve({"text": "x" * 99})) == [(cache_salt(ANONYMOUS, None),)]
+    assert pinned_salts(serve({"text": "x" * 99})) == [(cache_salt(ANONYMOUS.org, None),)]
 
 
 async def test_the_first_request_that_comes_through_the_gateway_finds_them() -> None:

@@ -91,7 +91,7 @@ async def test_a_model_without_another_name_keeps_its_own() -> None:
 
 def test_a_missing_key_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOT_SET", raising=False)
-    with pytest.raises(ValueError, match=r"upstreams.elsewhere.api_key: the environment variable NOT_SET is not set"):
+    with pytest.raises(ValueError, match=r"upstreams.elsewhere.api_key: the environment variable 'NOT_SET' is not set"):
         upstream(StandIn(), api_key="env:NOT_SET")
 
 
