@@ -11,7 +11,16 @@ from helpers_gateway import COUNT, HI, MODEL, FakeBackend, client, demo_model, e
 from deployments.config.gateway import GatewayConfig
 
 CHAT, COMP = "/v1/chat/completions", "/v1/completions"
-ABSENT = object()
+
+
+class _Absent:
+    """Its name is part of tests' ids, which must be the same in every process."""
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT = _Absent()
 
 
 def body_for(path: str, **changes: Any) -> dict[str, Any]:
