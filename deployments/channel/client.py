@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Callable
 from itertools import count
@@ -15,9 +14,8 @@ from deployments.channel.messages import SCHEMA, WINDOW, Kind, to_load, unpack_d
 from deployments.channel.prefix_news import split
 from deployments.channel.proven import CallingLink
 from deployments.channel.replica_info import Address, Duty, Load
+from deployments.observe.log import log
 from engine.types import GenerateRequest, TokenDelta
-
-log = logging.getLogger("ray.serve")
 
 _CONNECT_S = 5.0
 _BACKOFF_S, _MAX_BACKOFF_S = 0.05, 1.0

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import cast
 
 from deployments.channel import frames
 from deployments.channel.frames import FrameError, Message, Reader
 from deployments.channel.messages import Kind
-
-log = logging.getLogger("ray.serve")
+from deployments.observe.log import log
 
 BEAT_S = 1.0
 PATIENCE = 10  # beats that may fail to come

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -14,9 +13,8 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from deployments.observe.log import log
 from deployments.routing.errors import ModelStartError, ModelUnavailableError, OverloadedError
-
-log = logging.getLogger("ray.serve")
 
 _CALL_S = 2.0  # how long one call waits for a replica; Serve looks ten times a second whether any does
 _LOOK_S = 0.1

@@ -69,7 +69,7 @@ class UpstreamPlace:
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
 
-    def attempt(self, ask: Ask) -> Deltas:
+    async def attempt(self, ask: Ask) -> Deltas:
         call = UpstreamCall(
             path=ask.origin.path,
             fields=ask.origin.fields,
@@ -77,4 +77,9 @@ class UpstreamPlace:
             n=ask.requests[0].sampling.n,
             max_tokens=max(request.sampling.max_tokens for request in ask.requests),
         )
-        return self._upstream.generate(call)
+        stream = await self._upstream.begin(call)
+        try:
+            async for deltas in stream:
+                yield deltas
+        finally:
+            stream.close()

@@ -4,7 +4,6 @@ where it was when a replica is lost."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -12,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from deployments.channel.errors import ReplicaFaultError, StreamLostError
 from deployments.config.failures import Failure
+from deployments.observe.log import log
 from deployments.routing.circuit import Circuit
 from deployments.routing.continuation import Continuation
 from deployments.routing.destinations import Ask, Deltas, Place
@@ -23,8 +23,6 @@ from deployments.routing.retry_budget import RetryBudget
 from deployments.upstream.errors import UpstreamBusyError, UpstreamDownError, UpstreamSlowError
 from engine.errors import ContextLengthError, EngineDeadError, QueueFullError
 from engine.types import TokenDelta
-
-log = logging.getLogger("ray.serve")
 
 _LOOK_S = 0.1
 _SUCCESSOR_S = 5.0  # at most, from a request's beginning: Serve is asked every half second

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import aclosing
 from dataclasses import replace
 
+from deployments.observe.log import log
 from deployments.routing.destinations import Ask, Place
-
-log = logging.getLogger("ray.serve")
 
 _MAX = 64  # under way: more are not made
 _LATER = 1_000_000  # added to the priority: a copy never delays a client

@@ -16,13 +16,12 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.channel.client import ChannelClient
 from deployments.channel.replica_info import Duty, ReplicaInfo, ReplicaState, Vacancy
+from deployments.observe.log import log
 from deployments.routing.backlog import ReplicaBacklog, ServiceRate
 from deployments.routing.cold_start import ColdStart
 from deployments.routing.errors import ReplicaSilentError
 from deployments.routing.policies.base import Policy, ReplicaView, RouteHint
 from deployments.routing.prefixes import PrefixIndex
-
-log = logging.getLogger("ray.serve")
 
 _POLL_S = 0.5
 _PATIENCE_S = 10.0  # a busy replica may take this long to describe itself

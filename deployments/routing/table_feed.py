@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +12,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from deployments.config.routing_table import RoutingTable
-
-log = logging.getLogger("ray.serve")
+from deployments.observe.log import log
 
 _POLL_S = 0.5
 _PATIENCE_S = 2.0

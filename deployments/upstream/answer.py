@@ -24,7 +24,7 @@ class _Choice:
     reason: FinishReason | None = None
 
 
-class Answer:
+class UpstreamAnswer:
     """One streamed answer, chat or completion. The last deltas wait for the usage, which upstreams send after them:
     until then each chunk counts as one token."""
 

@@ -1,43 +1,33 @@
-"""Asks one external server."""
+"""Asks one external server, over HTTP/1.1."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, suppress
+import os
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
-import httpx
+import aiohttp
+import certifi
 import orjson
 
 from deployments.config.upstream import UpstreamConfig
-from deployments.upstream.answer import Answer
-from deployments.upstream.errors import (
-    UpstreamBusyError,
-    UpstreamDownError,
-    UpstreamError,
-    UpstreamRefusedError,
-    UpstreamSlowError,
-)
-from deployments.upstream.events import EventParser, EventTooLargeError
-from deployments.upstream.wires import Reply, wire
-from engine.errors import ContextLengthError
-from engine.types import TokenDelta
-
-log = logging.getLogger("ray.serve")
-
-_MAX_ERROR_BYTES = 64 * 1024
-_TAIL_S = 0.1
-_CONTEXT = "context_length_exceeded"
-_MISTAKES = (400, 413, 422)
+from deployments.upstream.answer import UpstreamAnswer
+from deployments.upstream.errors import UpstreamDownError, UpstreamFullError, UpstreamSlowError
+from deployments.upstream.refusal import refusal
+from deployments.upstream.stream import UpstreamStream
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamCall:
     """A client's request on its way out. `path` is behind the base URL. `fields` is the body as the client sent it,
-    `max_tokens` what its answer may have here. Choice `i * n + j` belongs to `request_ids[i]`."""
+    `max_tokens` what its answer may have here. Choice `i * n + j` belongs to `request_ids[i]`.
+    """
 
     path: str
     fields: Mapping[str, Any]
@@ -47,55 +37,78 @@ class UpstreamCall:
 
 
 class Upstream:
-    """One external server. Lives on one event loop."""
+    """One external server. Lives on one event loop, on which it is made.
 
-    def __init__(self, config: UpstreamConfig, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        """`transport` replaces the network. Raises ValueError when its key is not to be had."""
+    A request has a connection of its own, which is used again after a complete answer and closed after any other: so
+    the server stops generating when nobody waits for it. Proxies of the environment are used. Certificates are checked
+    against certifi's authorities, or those in the file that SSL_CERT_FILE names.
+    """
+
+    def __init__(self, config: UpstreamConfig) -> None:
+        """Raises ValueError when the server's key is not to be had."""
         self.config = config
-        self._wire = wire(config, transport)
+        secret = config.secret()
+        self._base_url = config.base_url.rstrip("/")
+        self._proxy = _proxy(config.base_url)
+        self._free = asyncio.Semaphore(config.max_connections)
+        self._session = aiohttp.ClientSession(
+            headers={
+                "content-type": "application/json",
+                "accept": "text/event-stream",
+                "accept-encoding": "identity",
+                **({"authorization": f"Bearer {secret}"} if secret else {}),
+            },
+            connector=aiohttp.TCPConnector(limit=0, ssl=_tls(config.base_url)),  # `_free` bounds them
+            timeout=aiohttp.ClientTimeout(total=None, connect=config.connect_s, sock_read=config.idle_s),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
 
-    async def generate(self, call: UpstreamCall) -> AsyncGenerator[list[TokenDelta], None]:
-        """Deltas without token ids. Ends normally only after the last delta of every choice. Raises UpstreamError and
-        its kin, and ContextLengthError."""
-        stream = self._answer(call)
+    async def begin(self, call: UpstreamCall, first_token_s: float | None = None) -> UpstreamStream:
+        """An answer that has begun: its first deltas are there. Raises UpstreamError and its kin, and
+        ContextLengthError. It has `first_token_s` seconds for that, and never more than its own `first_token_s`.
+        """
+        within_s = self.config.first_token_s if first_token_s is None else min(first_token_s, self.config.first_token_s)
+        deadline_s = asyncio.get_running_loop().time() + within_s
+        await self._connection(min(self.config.connect_s, within_s))
+        stream: UpstreamStream | None = None
         try:
-            async with aclosing(stream):
-                async with asyncio.timeout(self.config.first_token_s):
-                    deltas = await anext(stream)
-                yield deltas
-                async for deltas in stream:
-                    yield deltas
-        except TimeoutError:
-            raise UpstreamSlowError(f"upstream {self.config.name}: no first token") from None
+            async with asyncio.timeout_at(deadline_s):
+                with self._translated_errors():
+                    response = await self._session.post(
+                        self._base_url + call.path,
+                        data=orjson.dumps(self._body(call)),
+                        allow_redirects=False,
+                        proxy=self._proxy,
+                    )
+                    answer = UpstreamAnswer(call.request_ids, call.n)
+                    stream = UpstreamStream(response, answer, self._translated_errors, self._free.release)
+                    if response.status != 200:
+                        raise await refusal(response, self.config.name)
+                    if response.content_type != "text/event-stream":
+                        raise UpstreamDownError("an answer that is no event stream")
+                await stream.begin()
+        except BaseException as error:
+            if stream is not None:
+                stream.close()
+            else:
+                self._free.release()
+            if isinstance(error, TimeoutError):
+                raise UpstreamSlowError(f"upstream {self.config.name}: no first token") from None
+            raise
+        return stream
 
     async def close(self) -> None:
-        await self._wire.close()
+        """Closes all connections; open streams break off."""
+        await self._session.close()
 
-    async def _answer(self, call: UpstreamCall) -> AsyncGenerator[list[TokenDelta], None]:
-        body = orjson.dumps(self._body(call))
-        async with self._wire.post(call.path, body) as reply:
-            if reply.status != 200:
-                raise await self._refusal(reply)
-            if reply.headers.get("content-type", "").partition(";")[0].strip().lower() != "text/event-stream":
-                raise UpstreamDownError("an answer that is no event stream")
-            answer = Answer(call.request_ids, call.n)
-            events, chunks = EventParser(), reply.chunks()
-            async for chunk in chunks:
-                try:
-                    deltas = answer.read(events.feed(chunk))
-                except EventTooLargeError as error:
-                    raise UpstreamDownError(str(error)) from None
-                if deltas:
-                    yield deltas
-                if answer.fault is not None:
-                    raise answer.fault
-                if answer.done:
-                    break
-            try:
-                yield answer.finish()
-            finally:
-                if answer.done:
-                    await _read_out(chunks)
+    async def _connection(self, within_s: float) -> None:
+        """Waits for one of ours to be free. Raises UpstreamFullError."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._free.acquire()
+        except TimeoutError:
+            message = f"upstream {self.config.name}: all {self.config.max_connections} connections are in use"
+            raise UpstreamFullError(message) from None
 
     def _body(self, call: UpstreamCall) -> dict[str, Any]:
         fields = {name: value for name, value in call.fields.items() if name not in self.config.dropped}
@@ -109,49 +122,29 @@ class Upstream:
             "stream_options": {"include_usage": True},
         }
 
-    async def _refusal(self, reply: Reply) -> UpstreamError | ContextLengthError:
-        """What a status other than 200 means."""
-        status, error = reply.status, await _error_body(reply)
-        message, code = str(error.get("message") or "")[:500], error.get("code")
-        if status in (429, 503):
-            return UpstreamBusyError(f"status {status}", _retry_after_s(reply))
-        if status in _MISTAKES:
-            if code == _CONTEXT or "maximum context length" in message:
-                return ContextLengthError(message, "messages")
-            param = error.get("param")
-            return UpstreamRefusedError(
-                message or "The request was refused.",
-                param if isinstance(param, str) else None,
-                code if isinstance(code, str) else None,
-            )
-        log.warning("upstream %s answers %d: %s", self.config.name, status, message)
-        return UpstreamDownError(f"status {status}")
+    @contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        """What aiohttp raises, as the errors of this package."""
+        try:
+            yield
+        except aiohttp.ServerTimeoutError as error:
+            raise UpstreamSlowError(f"upstream {self.config.name}: {type(error).__name__}") from None
+        except (aiohttp.ClientError, OSError) as error:
+            if isinstance(error, TimeoutError):
+                raise  # the caller's own
+            raise UpstreamDownError(f"upstream {self.config.name}: {type(error).__name__}: {error}") from None
 
 
-async def _read_out(chunks: AsyncIterator[bytes]) -> None:
-    """What follows [DONE] is nothing but the end of the body, and with that the connection can be used again."""
-    with suppress(TimeoutError, UpstreamError):
-        async with asyncio.timeout(_TAIL_S):
-            async for _ in chunks:
-                pass
-
-
-async def _error_body(reply: Reply) -> dict[str, Any]:
-    raw = b""
-    async for chunk in reply.chunks():
-        raw += chunk
-        if len(raw) > _MAX_ERROR_BYTES:
-            return {}
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        return {}
-    error = body.get("error") if isinstance(body, dict) else None
-    return error if isinstance(error, dict) else {}
-
-
-def _retry_after_s(reply: Reply) -> float | None:
-    try:
-        return min(max(float(reply.headers["retry-after"]), 0.0), 3600.0)
-    except (KeyError, ValueError):
+def _proxy(url: str) -> str | None:
+    """The proxy that the environment names for this URL. aiohttp's `trust_env` would also send passwords of .netrc."""
+    parts = urlsplit(url)
+    if proxy_bypass(parts.hostname or ""):
         return None
+    proxies = getproxies()
+    return proxies.get(parts.scheme) or proxies.get("all")
+
+
+def _tls(url: str) -> ssl.SSLContext | bool:
+    if not url.startswith("https:"):
+        return True
+    return ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE") or certifi.where())

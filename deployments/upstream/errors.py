@@ -23,6 +23,10 @@ class UpstreamBusyError(UpstreamError):
         self.retry_after_s = retry_after_s
 
 
+class UpstreamFullError(UpstreamError):
+    """All the connections that we may have to it are in use. Says nothing of the server's health."""
+
+
 class UpstreamRefusedError(UpstreamError):
     """It refuses this request for what it says or how it is put: nobody else is to be asked. The text is for the
     client."""

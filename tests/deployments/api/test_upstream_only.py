@@ -12,12 +12,11 @@ from helpers_upstream import StandIn
 from deployments.config.routing import RoutingConfig, compiled
 from deployments.config.routing_table import RoutingTable
 from deployments.config.upstream import UpstreamConfig
-from deployments.routing import serve_backend, table_feed
+from deployments.routing import table_feed
 from deployments.routing.errors import UnableError
 from deployments.routing.hints import Origin
 from deployments.routing.serve_backend import ServeBackend
 from deployments.routing.served_model import ServedModel
-from deployments.upstream.client import Upstream
 from engine.errors import ContextLengthError
 from engine.types import GenerateRequest, SamplingParams
 
@@ -49,11 +48,15 @@ class Router:
 
 async def test_upstreams_alone_are_ready_and_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = StandIn()
-    monkeypatch.setattr(serve_backend, "Upstream", lambda config: Upstream(config, stand_in))
     monkeypatch.setattr(table_feed, "_POLL_S", 0.002)
+    async with stand_in.listening() as url:
+        await ready_and_serving(stand_in, CONFIG.model_copy(update={"base_url": url}))
+
+
+async def ready_and_serving(stand_in: StandIn, config: UpstreamConfig) -> None:
     served = {"far": ServedModel("far", 0, "far", 100, demo_text())}
     tasks = asyncio.all_tasks()
-    backend = ServeBackend(served, (), (CONFIG,), Router(), {}, None)  # type: ignore[arg-type]
+    backend = ServeBackend(served, (), (config,), Router(), {}, None)  # type: ignore[arg-type]
     try:
         async with asyncio.timeout(60):
             while not await backend.ready():
@@ -67,7 +70,7 @@ async def test_upstreams_alone_are_ready_and_serve(monkeypatch: pytest.MonkeyPat
             return "".join([delta.text async for deltas in stream for delta in deltas])
 
         assert await ask(20) == "one two"
-        [(_, sent)] = stand_in.asked
+        [(_, _, sent)] = stand_in.asked
         assert (sent["model"], sent["max_tokens"], sent["stream"]) == ("far", 20, True)
         with pytest.raises(ContextLengthError):
             await ask(98)

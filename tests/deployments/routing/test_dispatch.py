@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from helpers_upstream import DONE, StandIn, event, said
+from helpers_upstream import DONE, EVENT_STREAM, StandIn, event, said
 
 from deployments.channel.errors import ReplicaFaultError, StreamLostError
 from deployments.config.failures import Failure
 from deployments.config.routing_table import Limits
-from deployments.config.upstream import UpstreamConfig
 from deployments.routing.circuit import State
 from deployments.routing.destinations import Ask, Deltas, UpstreamPlace
 from deployments.routing.dispatch import Dispatcher
 from deployments.routing.errors import ModelUnavailableError, OverloadedError, ReplicaLostError
 from deployments.routing.hints import Origin
 from deployments.routing.plan import RoutePlan
-from deployments.upstream.client import Upstream
 from deployments.upstream.errors import UpstreamRefusedError
 from engine.errors import ContextLengthError, EngineDeadError, InvalidRequestError, QueueFullError
 from engine.types import FinishReason, GenerateRequest, SamplingParams, TokenDelta
@@ -275,8 +274,10 @@ async def test_a_deadline_goes_to_the_engine_and_ends_the_search() -> None:
 # ------------------------------------------------------------------------------------------------------- upstreams
 
 
-def upstream(stand_in: StandIn, **settings: Any) -> UpstreamPlace:
-    return UpstreamPlace(Upstream(UpstreamConfig(name="up", base_url="http://up.invalid/v1", **settings), stand_in))
+@asynccontextmanager
+async def upstream(stand_in: StandIn, **settings: Any) -> AsyncIterator[UpstreamPlace]:
+    async with stand_in.upstream(**settings) as client:
+        yield UpstreamPlace(client)
 
 
 GOOD = (said("one "), said("two"), said("", 0, "stop"), DONE)
@@ -285,64 +286,70 @@ BAD: dict[str, Callable[[], StandIn]] = {
     "hang": lambda: StandIn(silent=asyncio.Event()),
     "slow": lambda: StandIn([asyncio.Event()]),
     "garbage": lambda: StandIn([event(b"{")]),
-    "busy": lambda: StandIn([], 429, {"retry-after": "9"}),
+    "busy": lambda: StandIn([], 429, {"retry-after": "9", "content-type": "application/json"}),
 }
 
 
 @pytest.mark.parametrize("kind", BAD)
 async def test_a_bad_upstream_falls_back_and_its_circuit_opens_and_recovers(kind: str) -> None:
     clock, stand_in, pool = Clock(), BAD[kind](), FakePool()
-    d = Dispatcher({"up": upstream(stand_in, first_token_s=SOON_S), "pool": pool}, clock)
-    for _ in range(20):
-        assert await answer(d, plan("up", "pool")) == TEXT
-        clock.now += 0.01
-    assert len(stand_in.asked) == 3  # then nobody waits for it any more
-    assert d._circuits["up"].state(clock.now) is State.OPEN
-    stand_in.items, stand_in.status, stand_in.silent = GOOD, 200, None
-    stand_in.headers = {"content-type": "text/event-stream"}
-    clock.now += 1.0
-    assert await answer(d, plan("up", "pool")) == "one two"
-    assert d._circuits["up"].state(clock.now) is State.CLOSED
+    async with upstream(stand_in, first_token_s=SOON_S) as up:
+        d = Dispatcher({"up": up, "pool": pool}, clock)
+        for _ in range(20):
+            assert await answer(d, plan("up", "pool")) == TEXT
+            clock.now += 0.01
+        assert len(stand_in.asked) == 3  # then nobody waits for it any more
+        assert d._circuits["up"].state(clock.now) is State.OPEN
+        stand_in.items, stand_in.status, stand_in.silent = GOOD, 200, None
+        stand_in.headers = EVENT_STREAM
+        clock.now += 1.0
+        assert await answer(d, plan("up", "pool")) == "one two"
+        assert d._circuits["up"].state(clock.now) is State.CLOSED
 
 
 @pytest.mark.parametrize("kind", BAD)
 async def test_a_bad_upstream_alone_is_unavailable(kind: str) -> None:
-    with pytest.raises((ModelUnavailableError, OverloadedError)) as refused:
-        await run({"up": upstream(BAD[kind](), first_token_s=SOON_S)}, plan("up"))
+    async with upstream(BAD[kind](), first_token_s=SOON_S) as up:
+        with pytest.raises((ModelUnavailableError, OverloadedError)) as refused:
+            await run({"up": up}, plan("up"))
     assert refused.value.retry_after_s == (9.0 if kind == "busy" else 5.0)
 
 
 async def test_an_upstream_cut_in_the_middle_is_a_clean_error_and_asks_nobody_else() -> None:
     pool = FakePool()
-    d = Dispatcher({"up": upstream(StandIn([said("one ")])), "pool": pool}, Clock())
     seen = []
-    with pytest.raises(ReplicaLostError):
-        async for deltas in d.generate(Ask((REQUEST,), True, ORIGIN), plan("up", "pool")):
-            seen += deltas
+    async with upstream(StandIn([said("one ")])) as up:
+        d = Dispatcher({"up": up, "pool": pool}, Clock())
+        with pytest.raises(ReplicaLostError):
+            async for deltas in d.generate(Ask((REQUEST,), True, ORIGIN), plan("up", "pool")):
+                seen += deltas
     assert [d.text for d in seen] == ["one "] and not pool.asked
 
 
 async def test_refused_content_falls_back_nowhere_and_trips_nothing() -> None:
     body = b'{"error": {"message": "not this", "code": "content_filter", "param": "messages"}}'
     stand_in, pool = StandIn([body], 400), FakePool()
-    d = Dispatcher({"up": upstream(stand_in), "pool": pool}, Clock())
-    for _ in range(10):
-        with pytest.raises(UpstreamRefusedError) as refused:
-            await answer(d, plan("up", "pool"))
-        assert (str(refused.value), refused.value.param, refused.value.code) == (
-            "not this",
-            "messages",
-            "content_filter",
-        )
+    async with upstream(stand_in) as up:
+        d = Dispatcher({"up": up, "pool": pool}, Clock())
+        for _ in range(10):
+            with pytest.raises(UpstreamRefusedError) as refused:
+                await answer(d, plan("up", "pool"))
+            assert (str(refused.value), refused.value.param, refused.value.code) == (
+                "not this",
+                "messages",
+                "content_filter",
+            )
     assert not pool.asked and len(stand_in.asked) == 10
 
 
 async def test_a_prompt_too_long_for_an_upstream_goes_to_a_bigger_pool() -> None:
     body = b'{"error": {"message": "too long", "code": "context_length_exceeded"}}'
-    assert await run({"up": upstream(StandIn([body], 400)), "pool": FakePool()}, plan("up", "pool")) == TEXT
+    async with upstream(StandIn([body], 400)) as up:
+        assert await run({"up": up, "pool": FakePool()}, plan("up", "pool")) == TEXT
 
 
 async def test_a_pool_falls_back_to_an_upstream() -> None:
     stand_in = StandIn(GOOD)
-    assert await run({"a": FakePool(up=False), "up": upstream(stand_in)}, plan("a", "up")) == "one two"
-    assert stand_in.asked[0][1]["max_tokens"] == 4
+    async with upstream(stand_in) as up:
+        assert await run({"a": FakePool(up=False), "up": up}, plan("a", "up")) == "one two"
+    assert stand_in.asked[0][2]["max_tokens"] == 4

@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
+from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from helpers_upstream import DONE, GOOD, USAGE, Item, StandIn, event, said
+from helpers_tls import self_signed
+from helpers_upstream import BREAK, DONE, GOOD, USAGE, Item, StandIn, event, said
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from deployments.config.upstream import UpstreamConfig
-from deployments.upstream.answer import Answer
+from deployments.upstream.answer import UpstreamAnswer
 from deployments.upstream.client import Upstream, UpstreamCall
 from deployments.upstream.errors import (
     UpstreamBusyError,
     UpstreamDownError,
     UpstreamError,
+    UpstreamFullError,
     UpstreamRefusedError,
     UpstreamSlowError,
 )
@@ -37,17 +40,21 @@ FIELDS = {
 CALL = UpstreamCall("/chat/completions", FIELDS, ["r"], 1, 20)
 
 
-def upstream(stand_in: StandIn, **settings: Any) -> Upstream:
-    config = {"name": "elsewhere", "base_url": "https://example.invalid/v1", **settings}
-    return Upstream(UpstreamConfig.model_validate(config), stand_in)
+def config(**settings: Any) -> UpstreamConfig:
+    return UpstreamConfig.model_validate({"name": "elsewhere", "base_url": "https://example.invalid/v1", **settings})
+
+
+async def answer(client: Upstream, call: UpstreamCall = CALL) -> list[TokenDelta]:
+    stream = await client.begin(call)
+    try:
+        return [delta async for deltas in stream for delta in deltas]
+    finally:
+        stream.close()
 
 
 async def run(stand_in: StandIn, call: UpstreamCall = CALL, **settings: Any) -> list[TokenDelta]:
-    client = upstream(stand_in, **settings)
-    try:
-        return [delta async for deltas in client.generate(call) for delta in deltas]
-    finally:
-        await client.close()
+    async with stand_in.upstream(**settings) as client:
+        return await answer(client, call)
 
 
 def text(deltas: list[TokenDelta], index: int = 0) -> str:
@@ -71,9 +78,9 @@ async def test_what_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELSEWHERE_KEY", "sk-secret")
     stand_in = StandIn()
     await run(stand_in, api_key="env:ELSEWHERE_KEY", models={"ours": "theirs"}, drop_fields=["top_k"])
-    [(request, body)] = stand_in.asked
-    assert str(request.url) == "https://example.invalid/v1/chat/completions"
-    assert request.headers["authorization"] == "Bearer sk-secret"
+    [(path, headers, body)] = stand_in.asked
+    assert path == "/v1/chat/completions"
+    assert headers["authorization"] == "Bearer sk-secret"
     assert body == {
         "model": "theirs",
         "messages": FIELDS["messages"],
@@ -86,19 +93,19 @@ async def test_what_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_model_without_another_name_keeps_its_own() -> None:
     stand_in = StandIn()
     await run(stand_in)
-    assert stand_in.asked[0][1]["model"] == "ours" and "authorization" not in stand_in.asked[0][0].headers
+    assert stand_in.asked[0][2]["model"] == "ours" and "authorization" not in stand_in.asked[0][1]
 
 
 def test_a_missing_key_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOT_SET", raising=False)
     with pytest.raises(ValueError, match=r"upstreams.elsewhere.api_key: the environment variable 'NOT_SET' is not set"):
-        upstream(StandIn(), api_key="env:NOT_SET")
+        Upstream(config(api_key="env:NOT_SET"))
 
 
 @pytest.mark.parametrize("wrong", [{"api_key": "sk-plain"}, {"base_url": "example.com"}, {"name": "a b"}, {"x": 1}])
 def test_impossible_settings(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        upstream(StandIn(), **wrong)
+        config(**wrong)
 
 
 async def test_completions_with_several_prompts_and_choices() -> None:
@@ -144,11 +151,8 @@ GARBAGE: dict[str, list[Item]] = {
     "text after the end": [said("x", 0, "stop"), said("y"), DONE],
     "an end of no kind": [said("x", 0, "bored"), DONE],
     "an error event": [said("x"), ERROR],
-    "cut": [said("x")],
-    "cut in an event": [said("x"), b'data: {"choi'],
     "an end before the end": [said("x"), DONE],
-    "nothing": [],
-    "a connection that breaks": [said("x"), httpx.ReadError("reset")],
+    "a connection that breaks": [said("x"), BREAK],
     "an endless line": [b"data: " + b"x" * 5_000_000],
 }
 
@@ -156,9 +160,22 @@ GARBAGE: dict[str, list[Item]] = {
 @pytest.mark.parametrize("items", GARBAGE.values(), ids=GARBAGE.keys())
 async def test_garbage_and_cuts(items: list[Item]) -> None:
     stand_in = StandIn(items)
-    with pytest.raises(UpstreamDownError):
-        await run(stand_in)
-    assert stand_in.closed
+    async with stand_in.upstream() as client:
+        with pytest.raises(UpstreamDownError):
+            await answer(client)
+        await stand_in.left()
+
+
+@pytest.mark.parametrize(
+    "items", [[said("x")], [said("x"), b'data: {"choi'], []], ids=["cut", "in an event", "nothing"]
+)
+async def test_an_answer_that_ends_too_early(items: list[Item]) -> None:
+    stand_in = StandIn(items)
+    async with stand_in.upstream() as client:
+        with pytest.raises(UpstreamDownError, match="broke off"):
+            await answer(client)
+        stand_in.items = GOOD
+        assert text(await answer(client)) == "one two" and stand_in.connections == 1  # as HTTP, it was complete
 
 
 async def test_an_answer_that_is_no_stream() -> None:
@@ -206,41 +223,141 @@ async def test_a_content_filter_is_the_end() -> None:
     assert refused.value.code == "content_filter"
 
 
-@pytest.mark.parametrize("error", [httpx.ConnectError("refused"), httpx.RemoteProtocolError("eh")])
-async def test_not_reachable(error: Exception) -> None:
+@pytest.mark.parametrize(
+    "raw", [[BREAK], [b"what?\r\n\r\n"], [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"]], ids=range(3)
+)
+async def test_what_is_no_answer(raw: list[Item]) -> None:
     with pytest.raises(UpstreamDownError):
-        await run(StandIn(down=error))
+        await run(StandIn(raw=raw))
+
+
+async def test_nobody_listens() -> None:
+    async with StandIn().listening() as url:
+        pass
+    client = Upstream(config(base_url=url))
+    with pytest.raises(UpstreamDownError):
+        await answer(client)
+    await client.close()
 
 
 async def test_silence_before_the_first_token() -> None:
     for stand_in in (StandIn(silent=asyncio.Event()), StandIn([said(""), asyncio.Event()])):
         with pytest.raises(UpstreamSlowError):
             await run(stand_in, first_token_s=0.01)
+        async with stand_in.upstream() as client:
+            with pytest.raises(UpstreamSlowError):
+                await client.begin(CALL, first_token_s=0.01)
 
 
 async def test_silence_later() -> None:
-    with pytest.raises(UpstreamSlowError):
-        await run(StandIn([said("x"), httpx.ReadTimeout("")]))
+    for stand_in in (StandIn(silent=asyncio.Event()), StandIn([said("x"), asyncio.Event()])):
+        with pytest.raises(UpstreamSlowError):
+            await run(stand_in, idle_s=0.05)
 
 
 async def test_leaving_closes_the_connection() -> None:
     stand_in = StandIn([said("x"), asyncio.Event()])
-    client = upstream(stand_in)
-    stream = client.generate(CALL)
-    assert (await anext(stream))[0].text == "x"
-    await stream.aclose()
-    assert stand_in.closed
+    async with stand_in.upstream() as client:
+        stream = await client.begin(CALL)
+        assert (await anext(stream))[0].text == "x"
+        stream.close()
+        stream.close()
+        await stand_in.left()
 
 
-@given(st.lists(st.integers(1, 9), max_size=30), st.sampled_from([b"\n", b"\r\n"]))
-async def test_events_however_they_are_cut(sizes: list[int], newline: bytes) -> None:
-    whole = b": hello\n\n" + b"".join(item for item in GOOD if isinstance(item, bytes))
-    whole = whole.replace(b"\n", newline)
-    pieces: list[Item] = []
-    for size in sizes:
-        pieces.append(whole[:size])
-        whole = whole[size:]
-    assert text(await run(StandIn([*pieces, whole]))) == "one two"
+async def test_giving_up_before_the_answer_begins_closes_the_connection() -> None:
+    stand_in = StandIn([said(""), asyncio.Event()])
+    async with stand_in.upstream(max_connections=1) as client:
+        beginning = asyncio.create_task(client.begin(CALL))
+        while not stand_in.asked:
+            await asyncio.sleep(0.001)
+        beginning.cancel()
+        await stand_in.left()
+        stand_in.items = GOOD
+        assert text(await answer(client)) == "one two"
+
+
+async def test_a_connection_is_used_again_after_a_complete_answer() -> None:
+    stand_in = StandIn()
+    async with stand_in.upstream() as client:
+        for _ in range(3):
+            assert text(await answer(client)) == "one two"
+        assert stand_in.connections == 1
+        stand_in.items = [said("x"), asyncio.Event()]
+        stream = await client.begin(CALL)
+        stream.close()
+        await stand_in.left()
+        stand_in.items = GOOD
+        assert text(await answer(client)) == "one two"
+        assert stand_in.connections == 2
+    await stand_in.left()
+
+
+async def test_an_answer_that_does_not_end_after_done_gives_its_connection_up() -> None:
+    stand_in = StandIn([*GOOD, asyncio.Event()])
+    async with stand_in.upstream() as client:
+        assert text(await answer(client)) == "one two"
+        await stand_in.left()
+
+
+async def test_no_more_connections_than_allowed() -> None:
+    go_on = asyncio.Event()
+    stand_in = StandIn([said("x"), go_on, said("", 0, "stop"), DONE])
+    async with stand_in.upstream(max_connections=2, connect_s=0.05) as client:
+        streams = [await client.begin(CALL) for _ in range(2)]
+        with pytest.raises(UpstreamFullError, match="all 2 connections are in use"):
+            await client.begin(CALL)
+        with pytest.raises(UpstreamFullError):
+            await client.begin(CALL, first_token_s=0.001)
+        waiting = asyncio.create_task(answer(client))
+        streams[0].close()
+        go_on.set()
+        assert text(await waiting) == "x" and stand_in.connections == 3
+        streams[1].close()
+
+
+async def test_what_comes_together_is_one_delta() -> None:
+    whole = b"".join(item for item in GOOD if isinstance(item, bytes))
+    async with StandIn([whole]).upstream() as client:
+        batches = [deltas async for deltas in await client.begin(CALL)]
+    assert [[delta.text for delta in deltas] for deltas in batches] == [["one two"], [""]]
+    assert batches[0][0].num_completion_tokens == 2
+
+
+async def test_tls_is_checked_against_the_named_authorities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = self_signed(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.cert, pair.key)
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    async with StandIn().listening(context) as url:
+        distrusting = Upstream(config(base_url=url))
+        with pytest.raises(UpstreamDownError, match="CERTIFICATE_VERIFY_FAILED"):
+            await answer(distrusting)
+        await distrusting.close()
+        monkeypatch.setenv("SSL_CERT_FILE", str(pair.cert))
+        client = Upstream(config(base_url=url))
+        assert text(await answer(client)) == "one two"
+        await client.close()
+
+
+async def test_proxies_of_the_environment_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "no_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    proxy = StandIn()
+    async with proxy.listening() as url:
+        for variable in ("http_proxy", "all_proxy"):
+            with monkeypatch.context() as env:
+                env.setenv(variable, url.removesuffix("/v1"))
+                client = Upstream(config(base_url="http://inside.invalid/v1"))
+                assert text(await answer(client)) == "one two"
+                await client.close()
+                env.setenv("no_proxy", "inside.invalid")
+                direct = Upstream(config(base_url="http://inside.invalid/v1"))
+                with pytest.raises(UpstreamDownError):
+                    await answer(direct)
+                await direct.close()
+    assert [path for path, _, _ in proxy.asked] == ["http://inside.invalid/v1/chat/completions"] * 2
 
 
 @given(
@@ -249,7 +366,7 @@ async def test_events_however_they_are_cut(sizes: list[int], newline: bytes) -> 
 )
 def test_no_event_is_a_fault_of_ours(payload: bytes) -> None:
     with contextlib.suppress(UpstreamError):
-        Answer(["r"], 2).read([payload])
+        UpstreamAnswer(["r"], 2).read([payload])
 
 
 json_values = st.recursive(
@@ -266,7 +383,7 @@ json_values = st.recursive(
 
 @given(st.lists(json_values, max_size=4), json_values)
 def test_no_chunk_is_a_fault_of_ours(choices: list[Any], usage: Any) -> None:
-    answer = Answer(["r"], 2)
+    answer = UpstreamAnswer(["r"], 2)
     with contextlib.suppress(UpstreamError):
         answer.read([json.dumps({"choices": choices, "usage": usage}).encode()])
         answer.finish()
