@@ -20,7 +20,7 @@ from deployments.routing.hedge import hedged
 from deployments.routing.mirror import Shadows
 from deployments.routing.plan import RoutePlan
 from deployments.routing.retry_budget import RetryBudget
-from deployments.upstream.errors import UpstreamBusyError, UpstreamDownError, UpstreamSlowError
+from deployments.upstream.errors import UpstreamBusyError, UpstreamDownError, UpstreamFullError, UpstreamSlowError
 from engine.errors import ContextLengthError, EngineDeadError, QueueFullError
 from engine.types import TokenDelta
 
@@ -223,7 +223,7 @@ class Dispatcher:
                 async for deltas in stream:
                     yield name, deltas
         except Exception as error:
-            if failure_of(error) in place.suspect:
+            if failure_of(error) in place.suspect and not isinstance(error, UpstreamFullError):
                 report = circuit.failure
             raise
         finally:
@@ -242,7 +242,7 @@ def failure_of(error: BaseException) -> Failure | None:
             StreamLostError() | EngineDeadError() | ReplicaFaultError() | UpstreamDownError() | ModelUnavailableError()
         ):
             return Failure.ERROR
-        case QueueFullError() | OverloadedError() | UpstreamBusyError():
+        case QueueFullError() | OverloadedError() | UpstreamBusyError() | UpstreamFullError():
             return Failure.OVERLOADED
         case ContextLengthError():
             return Failure.CONTEXT
@@ -256,6 +256,8 @@ def _told(error: Exception, before: Exception) -> Exception:
     match error:
         case UpstreamBusyError(retry_after_s=seconds):
             return OverloadedError(seconds if seconds is not None else 1.0)
+        case UpstreamFullError():
+            return OverloadedError(1.0)
         case QueueFullError() | OverloadedError() | ContextLengthError() | ReplicaFaultError():
             return error
     return before

@@ -315,6 +315,20 @@ async def test_a_bad_upstream_alone_is_unavailable(kind: str) -> None:
     assert refused.value.retry_after_s == (9.0 if kind == "busy" else 5.0)
 
 
+async def test_our_own_bound_on_connections_trips_nothing() -> None:
+    stand_in, pool = StandIn([said("one "), asyncio.Event()]), FakePool()
+    async with upstream(stand_in, max_connections=1, connect_s=0.001) as up:
+        d = Dispatcher({"up": up, "pool": pool}, Clock())
+        held = d.generate(Ask((REQUEST,), True, ORIGIN), plan("up"))
+        await anext(held)
+        for _ in range(10):
+            assert await answer(d, plan("up", "pool")) == TEXT
+        with pytest.raises(OverloadedError):
+            await answer(d, plan("up"))
+        await held.aclose()
+        assert d._circuits["up"].state(0.0) is State.CLOSED
+
+
 async def test_an_upstream_cut_in_the_middle_is_a_clean_error_and_asks_nobody_else() -> None:
     pool = FakePool()
     seen = []
