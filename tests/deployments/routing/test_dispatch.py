@@ -317,11 +317,11 @@ async def test_a_bad_upstream_alone_is_unavailable(kind: str) -> None:
 
 async def test_our_own_bound_on_connections_trips_nothing() -> None:
     stand_in, pool = StandIn([said("one "), asyncio.Event()]), FakePool()
-    async with upstream(stand_in, max_connections=1, connect_s=0.001) as up:
+    async with upstream(stand_in, max_connections=1, connect_s=0.5) as up:
         d = Dispatcher({"up": up, "pool": pool}, Clock())
         held = d.generate(Ask((REQUEST,), True, ORIGIN), plan("up"))
         await anext(held)
-        for _ in range(10):
+        for _ in range(4):
             assert await answer(d, plan("up", "pool")) == TEXT
         with pytest.raises(OverloadedError):
             await answer(d, plan("up"))

@@ -303,7 +303,7 @@ async def test_an_answer_that_does_not_end_after_done_gives_its_connection_up() 
 async def test_no_more_connections_than_allowed() -> None:
     go_on = asyncio.Event()
     stand_in = StandIn([said("x"), go_on, said("", 0, "stop"), DONE])
-    async with stand_in.upstream(max_connections=2, connect_s=0.05) as client:
+    async with stand_in.upstream(max_connections=2, connect_s=1.0) as client:
         streams = [await client.begin(CALL) for _ in range(2)]
         with pytest.raises(UpstreamFullError, match="all 2 connections are in use"):
             await client.begin(CALL)
