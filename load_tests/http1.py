@@ -1,7 +1,7 @@
 """HTTP/1.1 as far as a load generator needs it: one POST or GET at a time on a connection, answers in pieces.
 
-Written on asyncio's protocols because a piece of an answer then costs one callback, without waking a task: the
-generator shares its cores with the server it measures.
+httptools parses. It stands on asyncio's protocols, rather than on a whole HTTP client, because a piece of an answer
+then costs one callback, without waking a task: the generator shares its cores with the server it measures.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Callable
 from typing import cast
 from urllib.parse import urlsplit
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
 from load_tests.errors import LoadError
 
 Receiver = Callable[[int, bytes, float], None]  # status, a piece of the body, when it came
-
-_MAX_HEAD = 65536
 
 
 class ProtocolError(ConnectionError):
@@ -32,106 +32,51 @@ class StaleConnection(ConnectionError):
 class ResponseParser:
     """One answer. Not for HEAD requests."""
 
-    __slots__ = ("_buffer", "_left", "_read", "done", "keep_alive", "status")
+    __slots__ = ("_framed", "_parser", "_pieces", "done", "keep_alive", "status")
 
     def __init__(self) -> None:
         self.status = 0
         self.done = False
         self.keep_alive = True
-        self._buffer = b""
-        self._left = 0
-        self._read: Callable[[bytes], tuple[bytes, bytes] | None] = self._head
+        self._framed = False  # its length or its chunks say where the body ends; otherwise the connection's end does
+        self._pieces: list[bytes] = []
+        self._parser = HttpResponseParser(self)
 
     def feed(self, data: bytes) -> bytes:
         """The body bytes in `data`. Raises ProtocolError."""
-        data = self._buffer + data if self._buffer else data
-        pieces = []
-        while data and not self.done:
-            step = self._read(data)
-            if step is None:
-                break
-            piece, data = step
-            if piece:
-                pieces.append(piece)
-        self._buffer = data
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as error:
+            if not self.done:
+                raise ProtocolError(str(error)) from None
+            self.keep_alive = False  # something follows the answer
+        pieces, self._pieces = self._pieces, []
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def eof(self) -> None:
         """The peer closed: the end of a body without a length, a failure of any other."""
         self.keep_alive = False
-        if self._read == self._until_closed:
+        if self.status and not self._framed:
             self.done = True
 
-    # Each reader takes (all of) the bytes there are and gives (body bytes, what is left), or None for "more needed".
+    # What httptools calls. An answer below 200 is followed by the one that counts.
 
-    def _head(self, data: bytes) -> tuple[bytes, bytes] | None:
-        head, found, rest = data.partition(b"\r\n\r\n")
-        if not found:
-            if len(data) > _MAX_HEAD:
-                raise ProtocolError("endless headers")
-            return None
-        first, *lines = head.split(b"\r\n")
-        version, _, status = first.partition(b" ")
-        if not version.startswith(b"HTTP/1.") or not status[:3].isdigit():
-            raise ProtocolError("not HTTP/1.1")
-        self.status = int(status[:3])
-        if self.status < 200:
-            return b"", rest
-        headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
-        self.keep_alive = version != b"HTTP/1.0" and headers.get(b"connection", b"").lower() != b"close"
-        if headers.get(b"transfer-encoding", b"").lower().endswith(b"chunked"):
-            self._read = self._chunk_size
-        elif b"content-length" in headers:
-            self._left = _number(headers[b"content-length"], 10)
-            self._read, self.done = self._counted, self._left == 0
-        elif self.status in (204, 304):
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() in (b"content-length", b"transfer-encoding"):
+            self._framed = True
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status >= 200:
+            self.status = status
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        if self.status:
+            self.keep_alive = self._parser.should_keep_alive()
             self.done = True
-        else:
-            self._read = self._until_closed
-        return b"", rest
-
-    def _chunk_size(self, data: bytes) -> tuple[bytes, bytes] | None:
-        line, found, rest = data.partition(b"\r\n")
-        if not found:
-            if len(data) > _MAX_HEAD:
-                raise ProtocolError("endless chunk size")
-            return None
-        self._left = _number(line.partition(b";")[0].strip(), 16)
-        self._read = self._chunk if self._left else self._trailer
-        return b"", rest
-
-    def _chunk(self, data: bytes) -> tuple[bytes, bytes] | None:
-        if len(data) < self._left:
-            self._left -= len(data)
-            return data, b""
-        piece, rest = data[: self._left], data[self._left :]
-        self._left = 0
-        self._read = self._chunk_end
-        return piece, rest
-
-    def _chunk_end(self, data: bytes) -> tuple[bytes, bytes] | None:
-        if len(data) < 2:
-            return None
-        if data[:2] != b"\r\n":
-            raise ProtocolError("chunk without an end")
-        self._read = self._chunk_size
-        return b"", data[2:]
-
-    def _trailer(self, data: bytes) -> tuple[bytes, bytes] | None:
-        line, found, rest = data.partition(b"\r\n")
-        if not found:
-            return None
-        self.done = not line
-        return b"", rest
-
-    def _counted(self, data: bytes) -> tuple[bytes, bytes] | None:
-        piece, rest = data[: self._left], data[self._left :]
-        self._left -= len(piece)
-        self.done = self._left == 0
-        return piece, rest
-
-    def _until_closed(self, data: bytes) -> tuple[bytes, bytes] | None:
-        return data, b""
 
 
 class Connection(asyncio.Protocol):
@@ -274,13 +219,3 @@ class Origin:
                 self._address = address
                 return connection
         raise OSError("no address")
-
-
-def _number(text: bytes, base: int) -> int:
-    try:
-        value = int(text, base)
-    except ValueError:
-        value = -1
-    if value < 0:
-        raise ProtocolError("bad length")
-    return value
