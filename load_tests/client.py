@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import orjson
 
+from deployments.upstream.events import DONE, EventParser
 from load_tests.errors import LoadError
 from load_tests.http1 import Origin, ProtocolError
 from load_tests.outcome import Outcome
@@ -116,7 +117,8 @@ class _StreamReader:
 
     def __init__(self, outcome: Outcome) -> None:
         self._outcome = outcome
-        self._rest = b""
+        self._events = EventParser()
+        self._refusal = b""
         self._status = 0
         self._finished = False
 
@@ -124,24 +126,21 @@ class _StreamReader:
         self._status = status
         self._outcome.end = at
         if status != 200:
-            self._rest = (self._rest + piece)[:_MAX_ERROR_BODY]
+            self._refusal = (self._refusal + piece)[:_MAX_ERROR_BODY]
             return
-        lines = (self._rest + piece).split(b"\n") if self._rest else piece.split(b"\n")
-        self._rest = lines.pop()
-        for line in lines:
-            if line.startswith(b"data:"):
-                self._event(line[5:].strip(), at)
+        for data in self._events.feed(piece):
+            self._event(data, at)
 
     def finish(self) -> None:
         """The answer is complete."""
         outcome = self._outcome
         if self._status != 200:
-            outcome.error = f"http {self._status} {_message(self._rest)}".strip() if self._status else "empty answer"
+            outcome.error = f"http {self._status} {_message(self._refusal)}".strip() if self._status else "empty answer"
         elif outcome.error is None and not (self._finished and outcome.events):
             outcome.error = "stream ended early" if outcome.events else "no tokens"
 
     def _event(self, data: bytes, at: float) -> None:
-        if data == b"[DONE]":
+        if data == DONE:
             self._finished = True
             return
         event, outcome = orjson.loads(data), self._outcome

@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import chain
 from typing import Any
 from uuid import uuid4
 
-from locust import HttpUser, between, events, task
+from locust import HttpUser, between, task
+from locust import events as locust_events
 
+from deployments.upstream.events import DONE, EventParser
 from load_tests.prompts import Form, PromptWriter, Segment
 
 
-@events.init_command_line_parser.add_listener
+@locust_events.init_command_line_parser.add_listener
 def _arguments(parser: Any) -> None:
     parser.add_argument("--model", default="", help="default: the first the server lists")
     parser.add_argument("--api-key", default="", env_var="SLUICE_API_KEY", include_in_web_ui=False)
@@ -50,17 +53,18 @@ class ChatUser(HttpUser):
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        start, arrivals, tokens = time.perf_counter(), [], 0
+        start, arrivals, tokens, events = time.perf_counter(), [], 0, EventParser()
         with self.client.post(
             "/v1/chat/completions", json=body, stream=True, catch_response=True, name="chat, whole answer"
         ) as answer:
             if answer.status_code != 200:
                 answer.failure(f"http {answer.status_code}")
                 return
-            for line in answer.iter_lines():
-                if not line.startswith(b"data:") or line.endswith(b"[DONE]"):
+            pieces = (events.feed(piece) for piece in answer.iter_content(chunk_size=None))
+            for data in chain.from_iterable(pieces):
+                if data == DONE:
                     continue
-                event = json.loads(line[5:])
+                event = json.loads(data)
                 if "error" in event:
                     answer.failure(f"error event {event['error'].get('type')}")
                     return
