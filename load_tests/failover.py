@@ -22,11 +22,12 @@ from typing import Any
 import httpx
 import orjson
 
-from load_tests.peers.base import Launch, PeerError
+from deployments.upstream.events import DONE, EventParser
+from load_tests.errors import LoadError
 from load_tests.peers.demo import MODEL
-from load_tests.peers.ours import SLUICE
-from load_tests.peers.server import free_port, running
+from load_tests.peers.server import running
 from load_tests.processes import below, title
+from load_tests.servers import SLUICE, Launch, free_port
 
 _NAME = "demo"
 _REPLICA = "ModelReplica"
@@ -73,11 +74,13 @@ async def ask(http: httpx.AsyncClient, body: Mapping[str, Any], answer: Answer) 
         if response.status_code != 200:
             answer.error = f"http {response.status_code}: {(await response.aread())[:200].decode(errors='replace')}"
             return
-        async for line in response.aiter_lines():
-            if line == "data: [DONE]":
-                answer.done = True
-            elif line.startswith("data: "):
-                _take(orjson.loads(line[6:]), answer)
+        events = EventParser()
+        async for piece in response.aiter_bytes():
+            for data in events.feed(piece):
+                if data == DONE:
+                    answer.done = True
+                else:
+                    _take(orjson.loads(data), answer)
 
 
 def _take(event: Mapping[str, Any], answer: Answer) -> None:
@@ -124,7 +127,7 @@ async def until_two(root: int, url: str) -> None:
     deadline = time.monotonic() + _WAIT_S
     while len(replicas(root)) < 2 or not await _serves(root, url):
         if time.monotonic() > deadline:
-            raise PeerError("the killed replica has no successor")
+            raise LoadError("the killed replica has no successor")
         await asyncio.sleep(0.5)
 
 
@@ -141,7 +144,7 @@ async def rounds(root: int, url: str, times: int, streams: int, max_tokens: int)
     asked = bodies(streams, max_tokens)
     right = await all_at_once(url, asked, _nothing)
     if bad := [answer.error for answer in right if not answer.done or answer.error]:
-        raise PeerError(f"not even undisturbed: {bad[0]}")
+        raise LoadError(f"not even undisturbed: {bad[0]}")
     shortest = min(len(answer.text) for answer in right)
     wrong = 0
     for number in range(times):
@@ -179,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             with running(launch, port, Path(logs) / "server.log") as url:
                 wrong = asyncio.run(rounds(os.getpid(), url, args.times, args.streams, args.max_tokens))
-        except PeerError as error:
+        except LoadError as error:
             print(f"load_tests.failover: {error}", file=sys.stderr)
             return 2
     print(f"{args.times} kills under {args.streams} streams: {wrong} answers wrong")

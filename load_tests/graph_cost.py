@@ -24,12 +24,11 @@ from pathlib import Path
 
 import numpy as np
 
+from autoscaling.report.tables import text_table
 from load_tests.errors import LoadError
-from load_tests.peers.base import Launch
 from load_tests.peers.demo import MODEL
-from load_tests.peers.ours import SLUICE
-from load_tests.peers.server import free_port, serving
 from load_tests.processes import CpuMeter, below
+from load_tests.servers import SLUICE, Launch, free_port, serving
 from load_tests.stand_in import STAND_IN
 
 ROLES = {
@@ -222,8 +221,7 @@ def table(levels: Sequence[Level]) -> str:
         ]
         for level in levels
     ]
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in [head, *rows])
+    return text_table(head, rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

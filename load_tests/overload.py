@@ -20,12 +20,12 @@ from pathlib import Path
 
 import httpx
 
+from deployments.upstream.events import DONE, EventParser
 from engine.stats import nearest_rank
 from load_tests.errors import LoadError
-from load_tests.peers.base import Launch
 from load_tests.peers.demo import MODEL
-from load_tests.peers.ours import SLUICE
-from load_tests.peers.server import free_port, serving
+from load_tests.report.tables import Table
+from load_tests.servers import SLUICE, Launch, free_port, serving
 from load_tests.stand_in import STAND_IN
 
 _NAME = "demo"
@@ -81,8 +81,9 @@ async def ask(http: httpx.AsyncClient, model: str, tier: str, number: int, outco
                 else:
                     outcome.other.append(f"{response.status_code} {error['code']}")
                 return False
-            async for line in response.aiter_lines():
-                if first is None and line.startswith("data: {"):
+            events = EventParser()
+            async for piece in response.aiter_bytes():
+                if first is None and any(data != DONE for data in events.feed(piece)):
                     first = time.monotonic() - began
         if first is None:
             outcome.other.append("no token")
@@ -143,7 +144,7 @@ def client(url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, timeout=_WAIT_S, trust_env=False, limits=limits)
 
 
-async def report(url: str, seconds: float, factor: float, seed: int) -> list[str]:
+async def report(url: str, seconds: float, factor: float, seed: int) -> Table:
     rng = random.Random(seed)
     async with client(url) as http:
         able = await capacity(http, _NAME, 6)
@@ -153,27 +154,29 @@ async def report(url: str, seconds: float, factor: float, seed: int) -> list[str
         alone = (await play(http, _NAME, {TIERS[0]: share}, seconds, rng))[TIERS[0]]
         outcomes = await play(http, _NAME, dict.fromkeys(TIERS, share), seconds, rng)
         back = await again(http, _NAME, outcomes[TIERS[-1]])
-    lines = [
-        f"{able:.1f} requests/s can be served; {factor:g} times as many come for {seconds:.0f} s, as many of "
-        "each tier.",
-        "",
-        "| tier | requests | refused | TTFT p50 ms | TTFT p99 ms | retry-after p50 s | other ends |",
-        "|---|---|---|---|---|---|---|",
-        _row(f"{TIERS[0]}, alone", alone),
-        *(_row(tier, outcome) for tier, outcome in outcomes.items()),
-        "",
+    title = (
+        f"{able:.1f} requests/s can be served; {factor:g} times as many come for {seconds:.0f} s, as many of each tier."
+    )
+    heads = ("tier", "requests", "refused", "TTFT p50 ms", "TTFT p99 ms", "retry-after p50 s", "other ends")
+    note = (
         f"Of the last {_AGAIN} that were refused, {back:.0%} were served when they came again after the time they were "
-        "told, once nobody else came.",
-    ]
-    return lines
+        "told, once nobody else came."
+    )
+    rows = [_row(f"{TIERS[0]}, alone", alone), *(_row(tier, outcome) for tier, outcome in outcomes.items())]
+    return Table(title, heads, rows, [note])
 
 
-def _row(name: str, outcome: Outcome) -> str:
+def _row(name: str, outcome: Outcome) -> tuple[str, ...]:
     told = sorted(outcome.retry_after_s)
-    middle = f"{told[len(told) // 2]:.2f}" if told else "-"
-    ttft = f"{outcome.ttft(0.5) * 1000:.0f} | {outcome.ttft(0.99) * 1000:.0f}"
-    others = ", ".join(sorted(set(outcome.other))) or "none"
-    return f"| {name} | {outcome.sent} | {outcome.refused:.0%} | {ttft} | {middle} | {others} |"
+    return (
+        name,
+        str(outcome.sent),
+        f"{outcome.refused:.0%}",
+        f"{outcome.ttft(0.5) * 1000:.0f}",
+        f"{outcome.ttft(0.99) * 1000:.0f}",
+        f"{told[len(told) // 2]:.2f}" if told else "-",
+        ", ".join(sorted(set(outcome.other))) or "none",
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -188,14 +191,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     launch = Launch((*SLUICE, "serve", MODEL, "--name", _NAME, "--port", str(port), *sets), _NAME, start_s=_WAIT_S)
     try:
         with tempfile.TemporaryDirectory() as logs, serving(launch, Path(logs) / "server.log"):
-            lines = asyncio.run(report(f"http://127.0.0.1:{port}", args.seconds, args.factor, args.seed))
+            found = asyncio.run(report(f"http://127.0.0.1:{port}", args.seconds, args.factor, args.seed))
     except LoadError as error:
         print(f"load_tests.overload: {error}", file=sys.stderr)
         return 2
-    text = "\n".join(lines)
-    print(text)
+    print(found.text())
     if args.out is not None:
-        args.out.write_text(f"# Three tiers under overload\n\n`python -m load_tests.overload`\n\n{text}\n")
+        args.out.write_text(f"# Three tiers under overload\n\n`python -m load_tests.overload`\n\n{found.markdown()}\n")
     return 0
 
 

@@ -1,37 +1,40 @@
-"""One line a second while a run is under way: rewritten on a terminal, one below the other elsewhere."""
+"""How a run gets on: one line with a bar while it lasts, on a terminal only."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from statistics import median
-from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
 
 from load_tests.runner import Run
 
-_RECENT = 100
+_RECENT = 100  # requests of whose TTFTs the median is shown
 
 
 class ProgressLine:
     """A callback for run(). Reads only what is new in the run, so that it costs the same at its end as at its
-    start."""
+    start, and draws only when it is called: a thread that redraws would take time from the load."""
 
-    def __init__(self, out: TextIO | None = None) -> None:
-        self._out = out or sys.stderr
+    def __init__(self, console: Console | None = None) -> None:
+        console = console or Console(stderr=True)
+        columns = (TextColumn("{task.description}", markup=False), BarColumn())
+        self._bar = Progress(*columns, console=console, auto_refresh=False, transient=True)
+        self._task = self._bar.add_task("") if console.is_terminal else None
         self._seen = self._failed = self._tokens = 0
         self._ttfts: deque[float] = deque(maxlen=_RECENT)
 
     def __call__(self, run: Run) -> None:
-        if not run.phases:
-            return
-        self._out.write(f"\r\033[K{self.text(run)}" if self._out.isatty() else f"{self.text(run)}\n")
-        self._out.flush()
+        if self._task is not None and run.phases:
+            self._bar.start()
+            self._bar.update(self._task, description=self.text(run), completed=self._seen, total=run.num_planned)
+            self._bar.refresh()
 
     def clear(self) -> None:
-        if self._out.isatty():
-            self._out.write("\r\033[K")
-            self._out.flush()
+        if self._task is not None:
+            self._bar.stop()
 
     def text(self, run: Run) -> str:
         for outcome in run.outcomes[self._seen :]:

@@ -24,8 +24,7 @@ from load_tests.client import Endpoint
 from load_tests.errors import LoadError
 from load_tests.outcome import Outcome
 from load_tests.peers.demo import MODEL
-from load_tests.peers.ours import SLUICE
-from load_tests.peers.server import free_port
+from load_tests.servers import SLUICE, free_port
 
 _LIMITS: Mapping[str, Any] = {"max_num_batched_tokens": 256, "max_num_seqs": 16, "max_num_waiting": 4096}
 _KV_TOKENS = 16_000

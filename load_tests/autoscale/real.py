@@ -20,11 +20,9 @@ from autoscaling.traces.trace import Trace
 from load_tests.client import Endpoint
 from load_tests.errors import LoadError
 from load_tests.outcome import Outcome
-from load_tests.peers.base import Launch
 from load_tests.peers.demo import MODEL
-from load_tests.peers.ours import SLUICE
-from load_tests.peers.server import free_port, serving
 from load_tests.processes import CpuMeter, below, title
+from load_tests.servers import SLUICE, Launch, free_port, serving
 from load_tests.stand_in import STAND_IN
 
 TIMES = ("base_s", "prefill_token_s", "prefill_pair_s", "decode_seq_s", "decode_context_s")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from autoscaling.report.summary import summarise
+from autoscaling.report.tables import markdown_table
 from autoscaling.service_model import ServiceModel
 from autoscaling.simulator.run import Setup, simulate
 from autoscaling.spec import PolicySpec
@@ -189,7 +190,7 @@ def _predicted(trace: Trace, spec: PolicySpec, setup: Setup, slo_s: float) -> Fi
 
 def markdown(results: Sequence[Comparison]) -> str:
     heads = ("trace", "requests", "", "TTFT p50", "p95", "SLO met", "mean replicas", "max", "changes")
-    rows = [heads, ("---", "---:", "---", *["---:"] * 6)]
+    rows: list[tuple[str, ...]] = []
     for r in results:
         real = f"real, {len(r.real)} runs" if len(r.real) > 1 else "real"
         rows.append((r.trace, str(r.requests), real, *_cells(r.real)))
@@ -197,7 +198,7 @@ def markdown(results: Sequence[Comparison]) -> str:
         off = r.off
         cells = (f"{off['ttft_p50_s']:+.0%}", f"{off['ttft_p95_s']:+.0%}", "", f"{off['mean_replicas']:+.0%}")
         rows.append(("", "", "off", *cells, f"{off['max_replicas']:+.0%}", ""))
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return markdown_table(heads, rows)
 
 
 _FORMATS = ("{:.3f} s", "{:.3f} s", "{:.1%}", "{:.2f}", "{:.1f}", "{:.1f}")

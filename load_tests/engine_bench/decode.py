@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from load_tests.engine_bench.base import Row, Table
+from load_tests.engine_bench.base import Figures, Row
 from load_tests.engine_bench.bench import Bench
 from load_tests.engine_bench.linears import Linears, linears_of
 from load_tests.engine_bench.memory import read_bandwidth
@@ -37,7 +37,7 @@ class Case:
     read_bytes: float | None = None
 
 
-def run(bench: Bench) -> list[Table]:
+def run(bench: Bench) -> list[Figures]:
     subject = bench.subject
     before = _bandwidth(bench)
     cases: list[Case] = []
@@ -52,7 +52,7 @@ def run(bench: Bench) -> list[Table]:
     after = _bandwidth(bench)
     bandwidth = max(before, after)
     return [
-        Table(
+        Figures(
             "decode",
             "Decode steps of the whole engine: scheduling, forward, sampling, text",
             _COLUMNS,

@@ -16,7 +16,7 @@ from engine.config import EngineConfig
 from engine.executor.local import LocalExecutor
 from engine.kernels import cpu
 from engine.types import SeqSlice
-from load_tests.engine_bench.base import Row, Table
+from load_tests.engine_bench.base import Figures, Row
 from load_tests.engine_bench.bench import Bench
 from load_tests.engine_bench.timing import seconds
 
@@ -32,7 +32,7 @@ _COLUMNS = {
 }
 
 
-def run(bench: Bench) -> list[Table]:
+def run(bench: Bench) -> list[Figures]:
     rows: list[Row] = []
     for compiled in (True, False):
         if compiled and not cpu.available():
@@ -42,7 +42,7 @@ def run(bench: Bench) -> list[Table]:
             rows.append(_row(bench, compiled, deterministic))
             bench.say(f"{rows[-1]}")
     notes = (f"forward pass and logits, without sampling; decode at a context of {_CONTEXT}",)
-    return [Table("determinism", "Batch-invariant logits", _COLUMNS, rows, notes)]
+    return [Figures("determinism", "Batch-invariant logits", _COLUMNS, rows, notes)]
 
 
 def _row(bench: Bench, compiled: bool, deterministic: bool) -> Row:

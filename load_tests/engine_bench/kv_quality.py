@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.types import SamplingParams
-from load_tests.engine_bench.base import Row, Table
+from load_tests.engine_bench.base import Figures, Row
 from load_tests.engine_bench.bench import Bench
 from load_tests.engine_bench.kv_calibrate import calibrate
 
@@ -34,7 +34,7 @@ class _Outcome:
     num_blocks: int
 
 
-def run(bench: Bench) -> list[Table]:
+def run(bench: Bench) -> list[Figures]:
     text = TEXT.read_text(encoding="utf-8")
     outcomes = {}
     for name in FORMATS:
@@ -73,7 +73,7 @@ def run(bench: Bench) -> list[Table]:
         f"perplexity of {TEXT.name}; {len(base.continuations)} prompts, {len(base.continuations[0])} tokens each",
         "calibrated: one scale per layer, from the second half of the same text; otherwise one per token and head",
     )
-    return [Table("kv_quality", "Formats of the K/V cache: quality and capacity", columns, rows, notes)]
+    return [Figures("kv_quality", "Formats of the K/V cache: quality and capacity", columns, rows, notes)]
 
 
 def _measure(bench: Bench, name: str, text: str, scales: str = "dynamic") -> _Outcome:

@@ -9,7 +9,7 @@ from statistics import median
 
 from engine.engine import Engine
 from engine.types import FinishReason, GenerateRequest
-from load_tests.engine_bench.base import Row, Table, ratio
+from load_tests.engine_bench.base import Figures, Row, ratio
 from load_tests.engine_bench.bench import Bench
 from load_tests.engine_bench.requests import p95, request
 
@@ -28,7 +28,7 @@ _COLUMNS = {
 }
 
 
-def run(bench: Bench) -> Table:
+def run(bench: Bench) -> Figures:
     length = min(6000, bench.subject.capacity.max_model_len - 64)
     paced, unbound = bench.subject.config.max_decode_slowdown, float("inf")
     rows: list[Row] = []
@@ -44,7 +44,7 @@ def run(bench: Bench) -> Table:
         "wanted: p95 at most 3 times as long as idle",
         "idle: before and after together, as the streams' own contexts grow by hundreds of tokens in between",
     )
-    return Table("long_prompt", title, _COLUMNS, rows, notes)
+    return Figures("long_prompt", title, _COLUMNS, rows, notes)
 
 
 def _beside(bench: Bench, streams: int, length: int, slowdown: float, alone_s: float) -> Row:

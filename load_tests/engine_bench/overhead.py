@@ -20,7 +20,7 @@ from engine.scheduler.scheduler import Scheduler
 from engine.text.output import TextStream
 from engine.types import FinishReason, GenerateRequest, NewSequence, SamplingParams, SeqSlice, Sequence, StepPlan
 from load_tests.engine_bench import breakdown
-from load_tests.engine_bench.base import Row, Table
+from load_tests.engine_bench.base import Figures, Row
 from load_tests.engine_bench.bench import Bench
 from load_tests.engine_bench.executors import Instant, result_of
 from load_tests.engine_bench.timing import seconds
@@ -38,14 +38,14 @@ _SAMPLING = {
 }
 
 
-def run(bench: Bench) -> list[Table]:
+def run(bench: Bench) -> list[Figures]:
     return [_steps(bench), _sampler(bench), _text(bench), breakdown.run(bench)]
 
 
 # ------------------------------------------------------------------------------------------------ scheduling
 
 
-def _steps(bench: Bench) -> Table:
+def _steps(bench: Bench) -> Figures:
     rows: list[Row] = []
     steps = 40 if bench.quick else 400
     for running, waiting in ((64, 0), (64, _CROWD), (512, 0), (512, _CROWD)):
@@ -78,7 +78,7 @@ def _steps(bench: Bench) -> Table:
         "engine step without model: Engine.step() with an executor that answers at once, text included",
         f"with sequences waiting: by priority, fair among tenants, host memory on, a pool of {_POOL} blocks",
     )
-    return Table("scheduling", "Per decode step, nothing computed, CPU time", columns, rows, notes)
+    return Figures("scheduling", "Per decode step, nothing computed, CPU time", columns, rows, notes)
 
 
 def _config(running: int) -> tuple[EngineConfig, Capacity]:
@@ -136,7 +136,7 @@ def engine_step(bench: Bench, running: int, steps: int) -> float:
 # -------------------------------------------------------------------------------------------------- sampling
 
 
-def _sampler(bench: Bench) -> Table:
+def _sampler(bench: Bench) -> Figures:
     rows: list[Row] = []
     counts = (1, 32, 64)
     logits = _real_logits(bench, max(counts))
@@ -148,7 +148,7 @@ def _sampler(bench: Bench) -> Table:
         rows.append(row)
     columns = {"rows": "rows", "greedy_us": "greedy µs", "temperature_us": "temperature µs", "top_p_us": "top_p µs"}
     title = f"Sampling, per step, {logits.shape[1]} tokens in the vocabulary"
-    return Table("sampler", title, columns, rows, ("the logits are the model's own, of a text",))
+    return Figures("sampler", title, columns, rows, ("the logits are the model's own, of a text",))
 
 
 def _real_logits(bench: Bench, rows: int) -> Tensor:
@@ -180,7 +180,7 @@ def sampler_step(logits: Tensor, params: SamplingParams, budget_s: float) -> flo
 # ------------------------------------------------------------------------------------------------------ text
 
 
-def _text(bench: Bench) -> Table:
+def _text(bench: Bench) -> Figures:
     tokenizer = bench.subject.text.tokenizer
     ids = tokenizer.encode(_TEXT * 20)
     cases = {
@@ -204,4 +204,4 @@ def _text(bench: Bench) -> Table:
         )
     bench.say(f"detokenizer: {rows[0]['us_per_token']:.2f} µs per token")
     columns = {"case": "request", "us_per_token": "µs per token"}
-    return Table("detokenizer", "Token to text, each token taken alone, CPU time", columns, rows)
+    return Figures("detokenizer", "Token to text, each token taken alone, CPU time", columns, rows)

@@ -7,7 +7,7 @@ import time
 from typing import NamedTuple
 
 from engine.types import FinishReason
-from load_tests.engine_bench.base import Row, Table, ratio
+from load_tests.engine_bench.base import Figures, Row, ratio
 from load_tests.engine_bench.bench import Bench
 from load_tests.engine_bench.requests import p95, request
 
@@ -42,7 +42,7 @@ class _Outcome(NamedTuple):
     preemptions: int
 
 
-def run(bench: Bench) -> Table:
+def run(bench: Bench) -> Figures:
     """A tenth of the arrivals are important. Waiting requests count with what they have waited."""
     seconds, settle_s = (0.5, 0.1) if bench.quick else (75.0, 5.0)
     sizes = (64, 16) if bench.quick else (128, 32)
@@ -61,7 +61,7 @@ def run(bench: Bench) -> Table:
         f"{2 * capacity:.1f} requests/s of {sizes[0]} tokens in and {sizes[1]} out, {_SEATS} seats, {seconds:.0f} s",
         "wanted: the high tier's TTFT p95 at most 1.5 times that alone, tokens/s at least 0.9 of fcfs",
     )
-    return Table("overload", "Two tiers at twice the capacity", _COLUMNS, rows, notes)
+    return Figures("overload", "Two tiers at twice the capacity", _COLUMNS, rows, notes)
 
 
 def _row(policy: str, outcome: _Outcome, base: float, fcfs: float | None) -> Row:

@@ -14,10 +14,10 @@ from load_tests.engine_bench import (
     scheduling,
     throughput,
 )
-from load_tests.engine_bench.base import Table
+from load_tests.engine_bench.base import Figures
 from load_tests.engine_bench.bench import Bench
 
-PARTS: dict[str, Callable[[Bench], list[Table]]] = {
+PARTS: dict[str, Callable[[Bench], list[Figures]]] = {
     "throughput": throughput.run,
     "decode": decode.run,
     "prefill": prefill.run,

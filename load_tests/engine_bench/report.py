@@ -4,43 +4,35 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from load_tests.engine_bench.base import Row, Table
+from load_tests.engine_bench.base import Figures, Row
+from load_tests.report.tables import Table, markdown
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class EngineReport:
     """`settings`: what was measured and on what, in words."""
 
     settings: dict[str, str]
-    tables: tuple[Table, ...]
+    figures: tuple[Figures, ...]
 
 
-def text(table: Table) -> str:
-    cells = _cells(table)
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [table.title]
-    for row in cells:
-        lines.append("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
-    return "\n".join([*lines, *(f"  ({note})" for note in table.notes)])
+def table(figures: Figures) -> Table:
+    rows = [[_cell(row.get(key)) for key in figures.columns] for row in figures.rows]
+    return Table(figures.title, list(figures.columns.values()), rows, figures.notes)
 
 
-def markdown(report: Report) -> str:
-    lines = ["# Engine benchmarks", "", *(f"- {key}: {value}" for key, value in report.settings.items())]
-    for table in report.tables:
-        head, *rows = _cells(table)
-        lines += ["", f"## {table.title}", "", _line(head), _line(["---:"] * len(head)), *map(_line, rows)]
-        if table.notes:
-            lines += ["", *(f"- {note}" for note in table.notes)]
-    return "\n".join(lines) + "\n"
+def document(report: EngineReport) -> str:
+    """In Markdown."""
+    settings = "\n".join(f"- {key}: {value}" for key, value in report.settings.items())
+    return f"# Engine benchmarks\n\n{settings}\n\n{markdown([table(figures) for figures in report.figures])}"
 
 
-def as_json(report: Report) -> dict[str, Any]:
-    tables = {table.name: asdict(table) | {"rows": [_rounded(row) for row in table.rows]} for table in report.tables}
+def as_json(report: EngineReport) -> dict[str, Any]:
+    tables = {one.name: asdict(one) | {"rows": [_rounded(row) for row in one.rows]} for one in report.figures}
     return {"settings": report.settings, "tables": tables}
 
 
@@ -58,14 +50,6 @@ def machine() -> str:
 
 def _rounded(row: Row) -> Row:
     return {key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in row.items()}
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _cells(table: Table) -> list[list[str]]:
-    return [list(table.columns.values()), *([_cell(row.get(key)) for key in table.columns] for row in table.rows)]
 
 
 def _cell(value: float | str | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from load_tests.engine_bench import long_prompt, overload, restore
-from load_tests.engine_bench.base import Row, Table
+from load_tests.engine_bench.base import Figures, Row
 from load_tests.engine_bench.bench import Bench
 from load_tests.engine_bench.overhead import scheduler_step
 
@@ -12,11 +12,11 @@ _QUEUES = (0, 4000)
 _POOLS = (0, 1_000_000)  # blocks besides those needed
 
 
-def run(bench: Bench) -> list[Table]:
+def run(bench: Bench) -> list[Figures]:
     return [long_prompt.run(bench), restore.run(bench), overload.run(bench), _accounting(bench)]
 
 
-def _accounting(bench: Bench) -> Table:
+def _accounting(bench: Bench) -> Figures:
     steps = 20 if bench.quick else 200
     rows: list[Row] = []
     for running, wanted in _WANTED_US.items():
@@ -40,4 +40,4 @@ def _accounting(bench: Bench) -> Table:
         "wanted_us": "wanted: at most µs",
     }
     note = "with sequences waiting: by priority, fair among tenants, host memory on"
-    return Table("accounting", "Scheduler and K/V accounting per decode step, CPU time", columns, rows, (note,))
+    return Figures("accounting", "Scheduler and K/V accounting per decode step, CPU time", columns, rows, (note,))

@@ -17,7 +17,7 @@ from engine.engine import Engine
 from engine.models.locate import resolve
 from engine.types import GenerateRequest, SamplingParams
 from load_tests.convert import convert
-from load_tests.engine_bench.base import Row, Table, ratio
+from load_tests.engine_bench.base import Figures, Row, ratio
 from load_tests.engine_bench.bench import Bench
 from load_tests.errors import LoadError
 
@@ -42,7 +42,7 @@ class Run(NamedTuple):
     itl_ms: float
 
 
-def run(bench: Bench) -> list[Table]:
+def run(bench: Bench) -> list[Figures]:
     prompts, output = ((32,), 16) if bench.quick else ((32, 256), 64)
     concurrencies = (1, 8) if bench.quick else (1, 8, 32)
     runs: dict[tuple[str, int, int], list[Run]] = {}
@@ -65,7 +65,7 @@ def run(bench: Bench) -> list[Table]:
                         bench.say(f"throughput, prompt {prompt}, concurrency {concurrency}: {rate:.1f} tokens/s")
             if not number:
                 runs.clear()
-    return [Table("throughput", "Output tokens per second of whole requests", _COLUMNS, list(_rows(runs)), notes)]
+    return [Figures("throughput", "Output tokens per second of whole requests", _COLUMNS, list(_rows(runs)), notes)]
 
 
 def random_prompts(count: int, length: int, vocab: int, seed: int) -> list[list[int]]:

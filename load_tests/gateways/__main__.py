@@ -16,10 +16,11 @@ from pathlib import Path
 
 from load_tests.errors import LoadError
 from load_tests.gateways.measure import FULL, QUICK, Effort, Work, measure, work
-from load_tests.gateways.report import KINDS, PEER, Row, added_ms, markdown, ratio
+from load_tests.gateways.report import KINDS, PEER, Row, added_ms, ratio, tables
 from load_tests.gateways.targets import DEFAULT, TARGETS, Direct, Target, running
 from load_tests.peers.compare import busy_cores
-from load_tests.peers.server import free_port
+from load_tests.report.tables import markdown, text
+from load_tests.servers import free_port
 
 _CACHE = Path.home() / ".cache" / "sluicegate" / "peers"
 _BUSY = 0.1
@@ -115,7 +116,7 @@ class _Comparison:
         self.failures.append(f"{name}: {why}")
 
     def write(self, out: Path) -> None:
-        table = markdown(self.rows, self.work, self.failures)
+        found = tables(self.rows, self.work)
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         against = {
             f"{name} {kind}": {"added_ms": added_ms(self.rows, name, kind), **asdict(ratio(self.rows, name, kind))}
@@ -133,8 +134,10 @@ class _Comparison:
         }
         out.mkdir(parents=True, exist_ok=True)
         (out / "gateways.json").write_text(json.dumps(data, indent=1) + "\n")
-        (out / "gateways.md").write_text(f"# Gateways\n\n{at}, {os.cpu_count()} cores. {_METHOD}\n\n{table}")
-        print(table)
+        (out / "gateways.md").write_text(
+            f"# Gateways\n\n{at}, {os.cpu_count()} cores. {_METHOD}\n\n{markdown(found, self.failures)}"
+        )
+        print(text(found, self.failures))
 
 
 def _say_of(name: str, text: str) -> None:

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from load_tests.gateways.measure import Figures, Work
+from load_tests.report.tables import Table
 
 MOCK, PEER = "mock", "litellm"
 KINDS = ("plain", "streamed")
@@ -59,60 +60,54 @@ def ratio(rows: Sequence[Row], target: str, kind: str) -> Ratio:
     )
 
 
-def markdown(rows: Sequence[Row], work: Mapping[str, Work], failures: Sequence[str]) -> str:
-    targets = list(dict.fromkeys(row.target for row in rows))
-    versions = {row.target: row.version for row in rows}
-    head = ["gateway", "p50 ms", "added p50 ms", "p95 ms", "first byte p50 ms", "reads", "requests/s at 32", "failed"]
-    head += ["added, part of litellm's", "requests/s, times litellm's"]
-    blocks = []
-    for kind in KINDS:
-        lines = [f"### {kind}", "", _line(head), _line(["---", *("---:" for _ in head[1:])])]
-        for target in targets:
-            figures = middle(rows, target, kind)
-            if figures is None:
-                continue
-            against = ratio(rows, target, kind) if target not in (MOCK, PEER) else Ratio(None, None)
-            lines.append(
-                _line(
-                    [
-                        f"{target} {versions[target]}".strip(),
-                        f"{figures.latency_p50_ms:.1f}",
-                        _shown(None if target == MOCK else added_ms(rows, target, kind)),
-                        f"{figures.latency_p95_ms:.1f}",
-                        f"{figures.first_p50_ms:.1f}",
-                        f"{figures.pieces:.0f}",
-                        f"{figures.requests_per_s:.1f}",
-                        str(figures.failed),
-                        _shown(against.added),
-                        _shown(against.throughput),
-                    ]
-                )
-            )
-        most, least = AIMS[kind]
-        blocks.append(
-            "\n".join([*lines, "", f"Aims: at most {most:.2f} of the added latency, {least:.0f} times the requests."])
-        )
+def tables(rows: Sequence[Row], work: Mapping[str, Work]) -> list[Table]:
+    """One for each kind of answer, and one of the way through our own gateway where that was measured."""
+    found = [_table(rows, kind) for kind in KINDS]
     if work:
         names = list(dict.fromkeys(name for one in work.values() for name in one.steps))
-        head = ["gateway", *names, "before the engine", "CPU of the process per request"]
-        lines = [
-            "### A plain request's way through our gateway, ms",
-            "",
-            _line(head),
-            _line(["---"] + ["---:"] * len(head[1:])),
-        ]
-        for target, one in work.items():
-            steps = [_shown(one.steps.get(name)) for name in names]
-            lines.append(_line([target, *steps, f"{one.before_engine_p50:.2f}", f"{one.cpu:.2f}"]))
-        blocks.append("\n".join([*lines, "", f"Aim: at most {WORK_AIM_MS:.0f} ms before the engine."]))
-    if failures:
-        blocks.append("\n".join(["### Not measured", "", *(f"- {text}" for text in failures)]))
-    return "\n\n".join(blocks) + "\n"
+        found.append(
+            Table(
+                "A plain request's way through our gateway, ms",
+                ["gateway", *names, "before the engine", "CPU of the process per request"],
+                [
+                    [target, *(_shown(v) for v in (*map(one.steps.get, names), one.before_engine_p50, one.cpu))]
+                    for target, one in work.items()
+                ],
+                [f"Aim: at most {WORK_AIM_MS:.0f} ms before the engine."],
+            )
+        )
+    return found
+
+
+def _table(rows: Sequence[Row], kind: str) -> Table:
+    heads = ["gateway", "p50 ms", "added p50 ms", "p95 ms", "first byte p50 ms", "reads", "requests/s at 32", "failed"]
+    heads += ["added, part of litellm's", "requests/s, times litellm's"]
+    versions = {row.target: row.version for row in rows}
+    cells = []
+    for target, version in versions.items():
+        figures = middle(rows, target, kind)
+        if figures is None:
+            continue
+        against = ratio(rows, target, kind) if target not in (MOCK, PEER) else Ratio(None, None)
+        cells.append(
+            [
+                f"{target} {version}".strip(),
+                f"{figures.latency_p50_ms:.1f}",
+                _shown(None if target == MOCK else added_ms(rows, target, kind)),
+                f"{figures.latency_p95_ms:.1f}",
+                f"{figures.first_p50_ms:.1f}",
+                f"{figures.pieces:.0f}",
+                f"{figures.requests_per_s:.1f}",
+                str(figures.failed),
+                _shown(against.added),
+                _shown(against.throughput),
+            ]
+        )
+    most, least = AIMS[kind]
+    return Table(
+        kind, heads, cells, [f"Aims: at most {most:.2f} of the added latency, {least:.0f} times the requests."]
+    )
 
 
 def _shown(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
-
-
-def _line(entries: Sequence[str]) -> str:
-    return f"| {' | '.join(entries)} |"

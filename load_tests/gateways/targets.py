@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,12 +13,12 @@ import httpx
 import yaml
 
 from engine.registry import Registry
-from load_tests.errors import LoadError
+from load_tests import servers
 from load_tests.gateways.question import HEADERS, KEY, MODEL, PATH, body
-from load_tests.peers.base import Launch, Say
-from load_tests.peers.install import step, tail, venv
-from load_tests.peers.ours import Q4, SLUICE
-from load_tests.peers.server import start, stop
+from load_tests.peers.base import Say
+from load_tests.peers.install import step, venv
+from load_tests.peers.ours import Q4
+from load_tests.servers import SLUICE, Launch
 from load_tests.stand_in import STAND_IN
 
 _LITELLM = "1.108.0"
@@ -181,17 +181,9 @@ def _config(served: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def running(launch: Launch, port: int, log: Path) -> Iterator[int]:
-    """The process id of a server that answers. Raises LoadError. It is stopped at the end, whatever happened."""
-    child = start(launch, log)
-    try:
-        deadline = time.monotonic() + launch.start_s
-        while (reason := _not_yet(port)) is not None:
-            if child.poll() is not None or time.monotonic() > deadline:
-                raise LoadError(f"did not start: {reason}: {' | '.join(tail(log, 3))[-300:]} (see {log})")
-            time.sleep(0.25)
-        yield child.pid
-    finally:
-        stop(child)
+    """The process id of a server that answers the question. As servers.running()."""
+    with servers.running(launch, log, partial(_not_yet, port)) as pid:
+        yield pid
 
 
 def _not_yet(port: int) -> str | None:

@@ -17,10 +17,11 @@ from typing import Any
 from load_tests.errors import LoadError
 from load_tests.peers.base import DEFAULT, PEERS, Models, Peer, is_ours
 from load_tests.peers.compare import Comparison, busy_cores
-from load_tests.peers.report import Report, markdown, report_of
+from load_tests.peers.report import PeerReport, missing, report_of, tables
 from load_tests.peers.store import Row, Store
 from load_tests.peers.workloads import PREFIX, Workload
 from load_tests.peers.workloads import main as main_workload
+from load_tests.report.tables import markdown, text
 
 _CACHE = Path.home() / ".cache" / "sluicegate" / "peers"
 _BUSY = 0.1
@@ -97,8 +98,8 @@ def _workloads(given: str, concurrencies: Sequence[int]) -> list[Workload]:
     return mains + ([PREFIX] if "prefix" in kinds else [])
 
 
-def _write(out: Path, report: Report, rows: Sequence[Row]) -> None:
-    table = markdown(report)
+def _write(out: Path, report: PeerReport, rows: Sequence[Row]) -> None:
+    found, failures = tables(report), missing(report)
     cells: list[dict[str, Any]] = []
     for (workload, peer), cell in report.cells.items():
         ratios = {p: report.ratio(workload, p, peer) for p in report.peers if is_ours(p)}
@@ -114,8 +115,8 @@ def _write(out: Path, report: Report, rows: Sequence[Row]) -> None:
     }
     (out / "peers.json").write_text(json.dumps(data, indent=1) + "\n")
     head = f"# Engines side by side\n\n{data['at']}, {machine}; at most {data['busy']:.2f} cores busy before a start."
-    (out / "peers.md").write_text(f"{head}\n\n{_METHOD}\n\n{table}", encoding="utf-8")
-    print(f"\n{table}\nreport: {out / 'peers.md'}, {out / 'peers.json'}")
+    (out / "peers.md").write_text(f"{head}\n\n{_METHOD}\n\n{markdown(found, failures)}", encoding="utf-8")
+    print(f"\n{text(found, failures)}\n\nreport: {out / 'peers.md'}, {out / 'peers.json'}")
 
 
 def _cpu() -> str:

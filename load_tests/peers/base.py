@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from engine.registry import Registry
 from load_tests.errors import LoadError
+from load_tests.servers import Launch
 
 Say = Callable[[str], None]
 
@@ -24,17 +25,6 @@ class Models:
 
     gguf: Path
     bf16: Path  # a Hugging Face directory
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A server's command line. `env` is added to our own environment. `model`: the id under which clients ask for the
-    model. `start_s`: how long it may take until it answers."""
-
-    argv: tuple[str, ...]
-    model: str
-    env: Mapping[str, str] = field(default_factory=dict)
-    start_s: float = 300.0
 
 
 class Peer(Protocol):

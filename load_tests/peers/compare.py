@@ -13,9 +13,10 @@ from load_tests.errors import LoadError
 from load_tests.peers.base import FOLDERS, PEERS, Models, Peer, Say
 from load_tests.peers.demo import prepare_models
 from load_tests.peers.measure import Measurement, measure
-from load_tests.peers.server import free_port, running
+from load_tests.peers.server import running
 from load_tests.peers.store import Row, Store
 from load_tests.peers.workloads import Workload
+from load_tests.servers import free_port
 
 _MOMENT_S = 1.0
 

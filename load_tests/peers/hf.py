@@ -7,7 +7,8 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from load_tests.peers.base import Launch, Models, Say
+from load_tests.peers.base import Models, Say
+from load_tests.servers import Launch
 
 
 class Transformers:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from load_tests.peers.base import PeerError, Say
+from load_tests.servers import tail
 
 _SAY_EVERY_S = 15.0
 _TAIL = 3
@@ -59,11 +60,3 @@ def venv(folder: Path, log: Path, say: Say) -> Path:
 def need(program: str) -> None:
     if shutil.which(program) is None:
         raise PeerError(f"needs {program}, which is not installed")
-
-
-def tail(log: Path, lines: int) -> list[str]:
-    """The last lines that say something."""
-    with log.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
-        text = file.read().decode(errors="replace")
-    return [line.strip() for line in text.splitlines() if line.strip()][-lines:]

@@ -6,8 +6,9 @@ import sys
 import tarfile
 from pathlib import Path
 
-from load_tests.peers.base import Launch, Models, Say
+from load_tests.peers.base import Models, Say
 from load_tests.peers.install import need, step
+from load_tests.servers import Launch
 
 _VERSION = "11434.0.0"
 _JOBS = "2"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from dataclasses import dataclass
 
 from load_tests.peers.base import PeerError
 from load_tests.peers.workloads import Workload
 from load_tests.progress import ProgressLine
 from load_tests.report.result import measured
-from load_tests.runner import Run, Target, run
+from load_tests.runner import Target, run
 from load_tests.stats import Summary, summarize
 
 
@@ -33,19 +32,14 @@ class Measurement:
 def measure(workload: Workload, round_number: int, url: str, model: str, keep_alive: bool) -> Measurement:
     """Raises LoadError when not one request succeeds."""
     line = ProgressLine()
-    progress = line if sys.stderr.isatty() else _silent  # a line a second would bury the log
     try:
-        done = asyncio.run(run(workload.scenario(round_number), Target(url, model, keep_alive=keep_alive), progress))
+        done = asyncio.run(run(workload.scenario(round_number), Target(url, model, keep_alive=keep_alive), line))
     finally:
         line.clear()
     summary = summarize(measured(done))
     if not summary.succeeded:
         raise PeerError(f"every request failed: {summary.errors}")
     return of_summary(summary)
-
-
-def _silent(run: Run) -> None:
-    pass
 
 
 def of_summary(summary: Summary) -> Measurement:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from load_tests.peers.base import Launch, Models, Say
+from load_tests.peers.base import Models, Say
+from load_tests.servers import SLUICE, Launch
 
 _ROOT = Path(__file__).resolve().parents[2]
-SLUICE = (sys.executable, "-c", "import sys; from deployments.cli.main import main; sys.exit(main())")
-"""The command `sluice` of the environment that runs this."""
 
 
 class _Ours:

@@ -8,6 +8,7 @@ from statistics import median
 
 from load_tests.peers.base import is_ours
 from load_tests.peers.store import Row
+from load_tests.report.tables import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class PeerReport:
     """`cells` by (workload, peer), in the order asked for. `failures`: peer -> why it, or which part of it, is
     missing."""
 
@@ -54,7 +55,7 @@ class Report:
         return Ratio(a.output_tokens_per_s / b.output_tokens_per_s, b.ttft_ms / a.ttft_ms)
 
 
-def report_of(rows: Sequence[Row], peers: Sequence[str], workloads: Sequence[str]) -> Report:
+def report_of(rows: Sequence[Row], peers: Sequence[str], workloads: Sequence[str]) -> PeerReport:
     failures: dict[str, list[str]] = {}
     for row in rows:
         if row.error is not None and row.peer in peers:
@@ -62,7 +63,7 @@ def report_of(rows: Sequence[Row], peers: Sequence[str], workloads: Sequence[str
             if text not in failures.setdefault(row.peer, []):
                 failures[row.peer].append(text)
     cells = ((w, p, _cell(r for r in rows if (r.workload, r.peer) == (w, p))) for w in workloads for p in peers)
-    return Report(
+    return PeerReport(
         workloads=tuple(workloads),
         peers=tuple(peers),
         versions={row.peer: row.version for row in rows if row.version},
@@ -91,23 +92,23 @@ def _cell(rows: Iterable[Row]) -> Cell | None:
     )
 
 
-def markdown(report: Report) -> str:
-    """A table per workload."""
+def tables(report: PeerReport) -> list[Table]:
+    """One for each workload."""
     ours = [p for p in report.peers if is_ours(p)]
     heads = ["engine", "tok/s", "(min-max)", "TTFT p50 ms", "ITL p50 ms", "ms/token p50"]
     heads += [f"{o} {what}" for o in ours for what in ("tok/s x", "TTFT x")]
-    blocks = []
-    for workload in report.workloads:
-        lines = [f"### {workload}", "", _row(heads), _row(["---", *("---:" for _ in heads[1:])])]
-        lines += [_row(_entries(report, workload, peer, ours, len(heads))) for peer in report.peers]
-        blocks.append("\n".join(lines))
-    notes = [f"- {peer}: {text}" for peer, texts in report.failures.items() for text in texts]
-    if notes:
-        blocks.append("\n".join(["### Not measured", "", *notes]))
-    return "\n\n".join(blocks) + "\n"
+    return [
+        Table(workload, heads, [_entries(report, workload, peer, ours, len(heads)) for peer in report.peers])
+        for workload in report.workloads
+    ]
 
 
-def _entries(report: Report, workload: str, peer: str, ours: Sequence[str], width: int) -> list[str]:
+def missing(report: PeerReport) -> list[str]:
+    """What could not be measured, and why."""
+    return [f"{peer}: {text}" for peer, texts in report.failures.items() for text in texts]
+
+
+def _entries(report: PeerReport, workload: str, peer: str, ours: Sequence[str], width: int) -> list[str]:
     name = f"{peer} {report.versions.get(peer, '')}".strip()
     cell = report.cells.get((workload, peer))
     if cell is None:
@@ -125,7 +126,3 @@ def _entries(report: Report, workload: str, peer: str, ours: Sequence[str], widt
         ratio = report.ratio(workload, own, peer)
         row += [f"{ratio.throughput:.2f}", f"{ratio.ttft:.2f}"] if ratio else ["", ""]
     return row
-
-
-def _row(entries: Sequence[str]) -> str:
-    return f"| {' | '.join(entries)} |"

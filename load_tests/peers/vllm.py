@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from load_tests.peers.base import Launch, Models, PeerError, Say
+from load_tests.peers.base import Models, PeerError, Say
 from load_tests.peers.install import step, venv
+from load_tests.servers import Launch
 
 _VERSION = "0.32.0"
 _ZENTORCH = "2.13.0.2"  # for the torch that it pins

@@ -1,2 +1,2 @@
 """What a run looks like: table (text), result (JSON), html (one page with plots); compare puts two results side by
-side. series and svg serve html: what to draw, and how."""
+side. series has the numbers that plots draws."""

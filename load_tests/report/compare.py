@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from autoscaling.report.tables import text_table
 from load_tests.errors import LoadError
 
 _RATES = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")
@@ -38,8 +39,8 @@ def compare(a: dict[str, Any], b: dict[str, Any]) -> str:
     if len(shared) > 1:
         parts += [(name, a["phases"][name], b["phases"][name]) for name in shared]
     for name, left, right in parts:
-        lines += ["", f"{name:<22}{'a':>12}{'b':>12}{'b / a':>9}"]
-        lines += [f"  {what:<20}{x:>12,.2f}{y:>12,.2f}{_ratio(x, y):>9}" for what, x, y in _rows(left, right)]
+        rows = [(what, f"{x:,.2f}", f"{y:,.2f}", _ratio(x, y)) for what, x, y in _rows(left, right)]
+        lines += ["", text_table((name, "a", "b", "b / a"), rows)]
     return "\n".join(lines)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from autoscaling.report.tables import text_table
 from load_tests.stats import PERCENTILES, Summary
 
-COLUMNS = ("mean", *(f"p{p}" for p in PERCENTILES), "max")
+LATENCY_HEADS = ("ms", "mean", *(f"p{p}" for p in PERCENTILES), "max")
 _LATE_MS = 20.0
 
 
@@ -29,6 +30,9 @@ def table(summary: Summary) -> str:
             f"warning       requests left late, p99 {s.send_lag_ms['p99']:.0f} ms: this machine is too busy to "
             "generate the load, and the latencies include that"
         )
-    lines += ["", "ms    " + "".join(f"{name:>11}" for name in COLUMNS)]
-    lines += [f"{name:<6}" + "".join(f"{row[c]:>11.1f}" for c in COLUMNS) for name, row in s.latency_ms.items()]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", text_table(LATENCY_HEADS, latency_rows(s))])
+
+
+def latency_rows(summary: Summary) -> list[list[str]]:
+    """One text for each of LATENCY_HEADS."""
+    return [[name, *(f"{row[head]:,.1f}" for head in LATENCY_HEADS[1:])] for name, row in summary.latency_ms.items()]

@@ -5,19 +5,18 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from deployments.routing.policies import POLICIES
 from engine.stats import nearest_rank
 from load_tests.errors import LoadError
-from load_tests.routing.decision import Decisions, measure
+from load_tests.report.tables import Table
+from load_tests.routing.decision import measure
 from load_tests.routing.simulate import Machine, Outcome, imbalance, simulate
 from load_tests.routing.workloads import Workload, burst, hot_prefix, mooncake, nothing_shared, shared_prefixes
 
 COLUMNS = ("policy", "hit rate", "of optimum", "in flight max/mean", "tokens max/mean", "TTFT p50 ms", "TTFT p95 ms")
-
-
 COST_COLUMNS = ("policy", "choice p50 µs", "choice p99 µs", "decision p50 µs", "added p50 µs", "added p99 µs")
 COST_REPLICAS, COST_CLIENTS, COST_PROMPT, COST_TIMES = 64, 64, 2000, 2000
 
@@ -28,15 +27,13 @@ def optimum(workload: Workload, num_replicas: int, machine: Machine) -> float:
     return simulate(workload, POLICIES.get("round_robin")(), 1, free, random.Random(0)).hit_rate
 
 
-def rows(workload: Workload, policies: Sequence[str], num_replicas: int, machine: Machine, seed: int) -> Iterator[str]:
-    """A Markdown table."""
+def policies_on(workload: Workload, policies: Sequence[str], num_replicas: int, machine: Machine, seed: int) -> Table:
     best = optimum(workload, num_replicas, machine)
-    yield f"\n{workload.name}: {len(workload.calls)} requests, {num_replicas} replicas\n"
-    yield "| " + " | ".join(COLUMNS) + " |"
-    yield "|---" * len(COLUMNS) + "|"
-    for name in policies:
-        outcome = simulate(workload, POLICIES.get(name)(), num_replicas, machine, random.Random(seed))
-        yield "| " + " | ".join(_cells(name, outcome, best)) + " |"
+    outcomes = {
+        name: simulate(workload, POLICIES.get(name)(), num_replicas, machine, random.Random(seed)) for name in policies
+    }
+    title = f"{workload.name}: {len(workload.calls)} requests, {num_replicas} replicas"
+    return Table(title, COLUMNS, [_cells(name, outcome, best) for name, outcome in outcomes.items()])
 
 
 def _cells(name: str, outcome: Outcome, best: float) -> tuple[str, ...]:
@@ -51,20 +48,16 @@ def _cells(name: str, outcome: Outcome, best: float) -> tuple[str, ...]:
     )
 
 
-def cost_rows(policies: Sequence[str], seed: int) -> Iterator[str]:
-    """A Markdown table."""
-    yield f"\na decision: {COST_REPLICAS} replicas, {COST_CLIENTS} clients at once, prompts of {COST_PROMPT} tokens\n"
-    yield "| " + " | ".join(COST_COLUMNS) + " |"
-    yield "|---" * len(COST_COLUMNS) + "|"
-    for name in policies:
-        policy, rng = POLICIES.get(name)(), random.Random(seed)
-        took = measure(policy, COST_REPLICAS, COST_PROMPT, COST_CLIENTS, COST_TIMES, rng)
-        yield f"| {name} | " + " | ".join(f"{seconds * 1e6:.0f}" for seconds in _costs(took)) + " |"
+def costs(policies: Sequence[str], seed: int) -> Table:
+    title = f"a decision: {COST_REPLICAS} replicas, {COST_CLIENTS} clients at once, prompts of {COST_PROMPT} tokens"
+    return Table(title, COST_COLUMNS, [(name, *_costs(name, seed)) for name in policies])
 
 
-def _costs(took: Decisions) -> tuple[float, ...]:
+def _costs(name: str, seed: int) -> list[str]:
+    policy, rng = POLICIES.get(name)(), random.Random(seed)
+    took = measure(policy, COST_REPLICAS, COST_PROMPT, COST_CLIENTS, COST_TIMES, rng)
     asked = ((took.choice_s, 0.5), (took.choice_s, 0.99), (took.decision_s, 0.5), (took.added_s, 0.5))
-    return tuple(nearest_rank(values, q) for values, q in (*asked, (took.added_s, 0.99)))
+    return [f"{nearest_rank(values, q) * 1e6:.0f}" for values, q in (*asked, (took.added_s, 0.99))]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,10 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"load_tests.routing: {error}", file=sys.stderr)
         return 2
     for workload, machine in cases:
-        for line in rows(workload, args.policies, args.replicas, machine, args.seed):
-            print(line)
-    for line in cost_rows(args.policies, args.seed):
-        print(line)
+        print(policies_on(workload, args.policies, args.replicas, machine, args.seed).text() + "\n", flush=True)
+    print(costs(args.policies, args.seed).text())
     return 0
 
 

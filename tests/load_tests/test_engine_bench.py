@@ -16,13 +16,13 @@ from engine.runner.graphs import StepGraph
 from engine.types import NewSequence, SamplingParams, SeqSlice, StepPlan
 from load_tests.engine_bench import breakdown, contention, overhead, subject, throughput
 from load_tests.engine_bench.__main__ import main
-from load_tests.engine_bench.base import Table
+from load_tests.engine_bench.base import Figures
 from load_tests.engine_bench.bench import Bench
 from load_tests.engine_bench.executors import result_of
 from load_tests.engine_bench.linears import linears_of
 from load_tests.engine_bench.memory import read_bandwidth
 from load_tests.engine_bench.parts import PARTS
-from load_tests.engine_bench.report import Report, as_json, markdown, text
+from load_tests.engine_bench.report import EngineReport, as_json, document, table
 from load_tests.engine_bench.timers import Timers
 from load_tests.engine_bench.timing import samples
 
@@ -46,11 +46,11 @@ def bench(model: str) -> Bench:
 def test_every_part_gives_full_tables(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("load_tests.engine_bench.memory._SMALLEST", 1 << 22)
     for name, run in PARTS.items():
-        for table in run(bench):
+        for found in run(bench):
             # Nothing is missing but what has no meaning: transformers' own prefill time.
-            gaps = [key for row in table.rows for key in table.columns if row.get(key) is None]
-            assert table.rows and gaps == (["prefill_s"] if name == "throughput" else []), table.name
-            assert all(row.keys() == table.columns.keys() for row in table.rows), table.name
+            gaps = [key for row in found.rows for key in found.columns if row.get(key) is None]
+            assert found.rows and gaps == (["prefill_s"] if name == "throughput" else []), found.name
+            assert all(row.keys() == found.columns.keys() for row in found.rows), found.name
 
 
 def test_what_does_not_fit_is_left_out(bench: Bench) -> None:
@@ -210,10 +210,10 @@ def test_fake_results_follow_the_plan() -> None:
 
 
 def test_report_shows_what_was_not_measured() -> None:
-    table = Table("t", "Title", {"a": "A ms", "b": "B"}, [{"a": 1.23456789, "b": "x"}, {"a": 12345.6}], ("a note",))
-    report = Report({"model": "m"}, (table,))
-    assert text(table).splitlines() == ["Title", " A ms  B", " 1.23  x", "12346  -", "  (a note)"]
-    assert "| 12346 | - |" in markdown(report) and "- a note" in markdown(report)
+    found = Figures("t", "Title", {"a": "A ms", "b": "B"}, [{"a": 1.23456789, "b": "x"}, {"a": 12345.6}], ("a note",))
+    report = EngineReport({"model": "m"}, (found,))
+    assert table(found).text().splitlines() == ["Title", "A ms   B", "1.23   x", "12346  -", "  (a note)"]
+    assert "| 12346 | - |" in document(report) and "- a note" in document(report)
     data = json.loads(json.dumps(as_json(report)))
     assert data["settings"] == {"model": "m"} and data["tables"]["t"]["rows"][0] == {"a": 1.2346, "b": "x"}
 

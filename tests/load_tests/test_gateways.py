@@ -19,9 +19,10 @@ from load_tests.gateways import __main__ as command
 from load_tests.gateways import question
 from load_tests.gateways.measure import Effort, Figures, Work, measure
 from load_tests.gateways.mock import TOKENS, Mock
-from load_tests.gateways.report import Ratio, Row, added_ms, markdown, middle, ratio
+from load_tests.gateways.report import Ratio, Row, added_ms, middle, ratio, tables
 from load_tests.gateways.targets import TARGETS
-from load_tests.peers.server import free_port
+from load_tests.report.tables import markdown
+from load_tests.servers import free_port
 from load_tests.stand_in import STAND_IN
 
 
@@ -85,7 +86,8 @@ def test_ratios_are_of_medians_beyond_the_mock() -> None:
 
 
 def test_the_report_shows_everything() -> None:
-    text = markdown(ROWS, {"sluicegate": Work({"body": 0.1, "limit": 0.05}, 0.9, 1.8)}, ["litellm: no network"])
+    found = tables(ROWS, {"sluicegate": Work({"body": 0.1, "limit": 0.05}, 0.9, 1.8)})
+    text = markdown(found, ["litellm: no network"])
     assert "| sluicegate 1 | 5.8 | 4.75 |" in text and "| 0.25 | 5.00 |" in text
     assert "| sluicegate | 0.10 | 0.05 | 0.90 | 1.80 |" in text and "- litellm: no network" in text
 
@@ -122,5 +124,5 @@ def test_the_command_measures_and_writes(
     assert command.main(["--quick", "--targets", "mock", "--cache", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
     data = json.loads((tmp_path / "out/gateways.json").read_text())
     assert [r["kind"] for r in data["rows"]] == ["plain", "streamed"] and not data["failures"]
-    assert "### streamed" in (tmp_path / "out/gateways.md").read_text() and "### plain" in capsys.readouterr().out
+    assert "## streamed" in (tmp_path / "out/gateways.md").read_text() and "plain\n" in capsys.readouterr().out
     assert command.main(["--targets", "nope", "--cache", str(tmp_path)]) == 2

@@ -5,25 +5,28 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import sys
 from array import array
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from helpers_load import fake_server
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
+from autoscaling.report.figure import as_svg
 from load_tests.__main__ import main
 from load_tests.outcome import Outcome
 from load_tests.progress import ProgressLine
 from load_tests.prompts import Form
 from load_tests.report.html import html
-from load_tests.report.plots import plots
+from load_tests.report.plots import Line, Mark, chart, plots
 from load_tests.report.result import as_json, result_of, rows
-from load_tests.report.series import Bins, cdf, output_rate, rate, under_way
-from load_tests.report.svg import Axis, Mark, Series, chart
+from load_tests.report.series import cdf, edges_over, output_rate, percentiles, rate, under_way
 from load_tests.runner import PhaseRun, Run
 from load_tests.scenario import Scenario
 from load_tests.stats import ttfts
@@ -37,6 +40,13 @@ SCENARIO = Scenario.model_validate(
         "phases": [{"name": "warm", **PHASE, "measured": False}, {"name": "steady", **PHASE}],
     }
 )
+
+
+Points = list[tuple[float, float | None]]
+
+
+def sorted_by_x(points: Points) -> Points:
+    return sorted(points, key=lambda xy: xy[0])
 
 
 def made_up() -> Run:
@@ -92,8 +102,8 @@ def test_plots_are_well_formed_even_of_nothing() -> None:
     empty = made_up()
     empty.outcomes.clear()
     for run in (made_up(), empty):
-        for plot in plots(run):
-            ElementTree.fromstring(plot)
+        for figure in plots(run):
+            ElementTree.fromstring(as_svg(figure))
     page = html(empty, result_of(empty))
     assert "nothing to show" in page
 
@@ -111,40 +121,53 @@ def test_results_count_measured_phases_only() -> None:
 
 
 def test_series() -> None:
-    bins = Bins(100.0, 1.0, 5)
-    outcomes = made_up().outcomes
-    assert [y for _, y in rate([o.due for o in outcomes], bins)] == [2, 2, 2, 2, 1, 1]
-    assert [y for _, y in under_way(outcomes, bins)] == [2, 2, 2, 2, 0]
-    tokens = [y for _, y in output_rate(outcomes, bins)][:-1]
-    assert sum(y for y in tokens if y is not None) == pytest.approx(48)
-    points = cdf(ttfts(o for o in outcomes if o.error is None))
-    assert points[0][1] == 0 and points[-1] == (pytest.approx(100), 1)
+    edges = edges_over(2.5)
+    assert edges.tolist() == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5] and len(edges_over(0.0)) == 2
+    assert max(len(edges_over(s)) for s in (29.0, 31.0, 1e4, 1e7)) == 61
+    outcomes, edges = made_up().outcomes, np.arange(6.0)
+    due_s, end_s = [o.due - 100 for o in outcomes], [o.end - 100 for o in outcomes]
+    assert rate(due_s, edges).tolist() == [2, 2, 2, 2, 1]
+    assert rate([-1.0, 9.0], edges).tolist() == [1, 0, 0, 0, 1]
+    assert under_way(due_s, end_s, edges).tolist() == [2, 2, 2, 2, 0]
+    assert output_rate(outcomes, 100.0, edges).sum() == pytest.approx(48)
+    assert output_rate([], 100.0, edges).tolist() == [0] * 5
+    p50, p99 = percentiles([0.1, 0.2, 3.0], [1.0, 3.0, 5.0], edges, (50, 99))
+    assert str(p50.tolist()) == "[2.0, nan, nan, 5.0, nan]" and p99[0] == pytest.approx(2.98)
+    ms, shares = cdf(ttfts(o for o in outcomes if o.error is None))
+    assert shares[0] == 0 and (ms[-1], shares[-1]) == (pytest.approx(100), 1)
 
 
 VALUE = st.floats(-1e9, 1e9)
 
 
-@given(
-    st.lists(st.tuples(VALUE, st.none() | VALUE), max_size=8).map(lambda p: sorted(p, key=lambda xy: xy[0])),
-    st.booleans(),
-    st.booleans(),
-    VALUE,
-)
-def test_any_chart_is_well_formed(points: list[tuple[float, float | None]], log: bool, step: bool, at: float) -> None:
-    marks = [Mark(at, "a"), Mark(at, "b", level=True)]
-    text = chart("t", Axis("x", log=log), Axis("y"), [Series("s", points, step)], marks)
-    ElementTree.fromstring(text)
-    assert "nan" not in text and "inf" not in text
+@settings(max_examples=30)  # a drawing takes a tenth of a second
+@given(st.lists(st.tuples(VALUE, st.none() | VALUE), max_size=8).map(sorted_by_x), st.booleans(), st.booleans(), VALUE)
+@example([(0.0, 0.0), (5e-324, 5e-324)], False, False, 5e-324)  # a range that no float divides
+@example([(5e-324, 1.0), (1e-323, 2.0)], True, False, 5e-324)
+def test_any_chart_is_well_formed(points: Points, log: bool, step: bool, at: float) -> None:
+    marks = [Mark(at, "$a"), Mark(at, "b$", level=True)]
+    x, y = (np.array(values, dtype=float) for values in zip(*points, strict=True)) if points else (np.empty(0),) * 2
+    lines = [Line("$s$", x, y[:-1] if step and len(points) > 1 else y)]
+    root = ElementTree.fromstring(as_svg(chart("t", "x", "y", lines, marks, log_x=log)))
+    paths = [element.get("d", "") for element in root.iter("{http://www.w3.org/2000/svg}path")]
+    assert paths and not any("nan" in path or "inf" in path for path in paths)
 
 
 def test_progress_counts_what_is_new() -> None:
+    line, run = ProgressLine(), made_up()
+    first, second = line.text(run), line.text(run)
+    assert "9/9 done, 0 under way, 1 failed" in first and first.endswith("ttft 100 ms")
+    assert " steady: 9/9 done, 0 under way, 1 failed" in second and second.endswith("ttft 100 ms")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress_is_shown_on_terminals_only(terminal: bool) -> None:
     out = io.StringIO()
-    line, run = ProgressLine(out), made_up()
-    line(run)
-    line(run)
-    first, second = out.getvalue().splitlines()
-    assert "9/9 done, 0 under way, 1 failed" in first and "ttft 100 ms" in second
-    assert " steady: " in first
+    line = ProgressLine(Console(file=out, force_terminal=terminal, width=200))
+    line(made_up())
+    line.clear()
+    assert ("9/9 done" in out.getvalue()) is terminal
+    assert terminal or not out.getvalue()
 
 
 async def test_command_runs_reports_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,6 +194,22 @@ async def test_command_runs_reports_and_compares(tmp_path: Path, capsys: pytest.
     assert main(["compare", str(tmp_path / "one"), str(tmp_path / "two" / "result.json")]) == 0
     shown = capsys.readouterr().out
     assert "output tokens/s" in shown and "1.00x" in shown and "\nb  " in shown
+
+
+async def test_without_matplotlib_only_the_page_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    file, out = tmp_path / "mine.yaml", tmp_path / "out"
+    file.write_text(
+        "name: mine\nphases: [{name: a, arrivals: {kind: closed, concurrency: 1}, prompt: {kind: fixed, tokens: 8},"
+        " output: {kind: fixed, tokens: 4}, requests: 1}]\n"
+    )
+    async with fake_server() as server:
+        args = ["run", str(file), "--base-url", server.url, "--out", str(out)]
+        assert await asyncio.to_thread(main, args) == 0
+    assert {path.name for path in out.iterdir()} == {"result.json", "requests.jsonl"}
+    assert "no report.html, which needs matplotlib" in capsys.readouterr().err
 
 
 def test_mistakes_cost_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

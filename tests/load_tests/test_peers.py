@@ -16,17 +16,19 @@ import pytest
 from load_tests.errors import LoadError
 from load_tests.peers import compare
 from load_tests.peers.__main__ import main
-from load_tests.peers.base import DEFAULT, FOLDERS, PEERS, Launch, Models, PeerError, Say
+from load_tests.peers.base import DEFAULT, FOLDERS, PEERS, Models, PeerError, Say
 from load_tests.peers.compare import Comparison
 from load_tests.peers.demo import CHECK_TEXT
 from load_tests.peers.install import step
 from load_tests.peers.llamacpp import Bf16 as LlamaBf16
 from load_tests.peers.measure import Measurement
-from load_tests.peers.report import markdown, report_of
-from load_tests.peers.server import free_port, running
+from load_tests.peers.report import missing, report_of, tables
+from load_tests.peers.server import running
 from load_tests.peers.store import Row, Store
 from load_tests.peers.workloads import PREFIX, Workload
 from load_tests.peers.workloads import main as main_workload
+from load_tests.report.tables import markdown
+from load_tests.servers import Launch, free_port
 from load_tests.workload import jobs
 
 FAKE = """
@@ -120,7 +122,7 @@ def test_a_server_is_awaited_checked_and_stopped(tmp_path: Path) -> None:
     with running(fake_launch(port, fail_first=2), port, tmp_path / "log") as url:
         assert url == f"http://127.0.0.1:{port}"
     with (
-        pytest.raises(PeerError, match="exited with status"),
+        pytest.raises(LoadError, match="exited with status"),
         running(Launch((sys.executable, "-c", "raise SystemExit('boom')"), "demo"), port, tmp_path / "log"),
     ):
         pass  # the port is free again, and this one never listens
@@ -155,8 +157,8 @@ def test_no_server_outlives_a_load_test_that_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from load_tests.peers.base import Launch\n"
-        "from load_tests.peers.server import start\n"
+        "from load_tests.servers import Launch\n"
+        "from load_tests.servers import start\n"
         "server = (sys.executable, '-c', 'import time; time.sleep(600)')\n"
         f"print(start(Launch(server, 'demo', start_s=60.0), Path({str(log)!r})).pid, flush=True)\n"
         "time.sleep(600)\n"
@@ -272,9 +274,10 @@ def test_medians_and_ratios() -> None:
 def test_markdown_says_what_is_missing() -> None:
     rows = [row("sluicegate", 1, 40.0), row("vllm", 1, 20.0, errors={"timeout": 2})]
     rows.append(Row("llamacpp", "b1", "", 1, 0.0, 0.0, error="did not start: wrong text"))
-    text = markdown(report_of(rows, ["sluicegate", "vllm", "llamacpp", "transformers"], ["main c=1"]))
+    report = report_of(rows, ["sluicegate", "vllm", "llamacpp", "transformers"], ["main c=1"])
+    text = markdown(tables(report), missing(report))
     lines = text.splitlines()
-    assert lines[0] == "### main c=1"
+    assert lines[0] == "## main c=1"
     assert len({line.count("|") for line in lines[2:8]}) == 1  # as many cells in each line
     assert "| sluicegate 1 | 40.0 | 40.0-40.0 | 10 | 1.0 | 1.5 |  |  |" in lines
     assert "| vllm 1 (2 requests failed) | 20.0 | 20.0-20.0 | 10 | 1.0 | 1.5 | 2.00 | 1.00 |" in lines
@@ -345,5 +348,5 @@ def test_the_command_writes_its_report(tmp_path: Path, monkeypatch: pytest.Monke
         ("vllm", "main c=2", 1),
     ]
     assert set(data["cells"][1]["ratios"]) == {"sluicegate"}
-    assert "### main c=2" in (tmp_path / "peers.md").read_text()
+    assert "## main c=2" in (tmp_path / "peers.md").read_text()
     assert len((tmp_path / "peers.jsonl").read_text().splitlines()) == 2

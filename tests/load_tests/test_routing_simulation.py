@@ -80,7 +80,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["--policies", "round_robin", "prefix_affinity", "--replicas", "2", "--mooncake", str(trace)]) == 0
     out = capsys.readouterr().out
     assert (
-        out.count("| prefix_affinity |") == 6
+        out.count("\nprefix_affinity  ") == 6
         and "a decision: " in out
         and "Mooncake trace: 20 requests, 2 replicas" in out
     )
