@@ -17,7 +17,7 @@ from engine.models.locate import resolve
 from engine.offline import Completion, completion
 from engine.runner.random import choice_seed, derive_seed
 from engine.scheduler.scheduler import Scheduler, SeqUpdate
-from engine.stats import Recorder, StepMeter, Window
+from engine.stats import Recorder, StepMeter
 from engine.text import TextModel, load_text
 from engine.text.output import TextStream
 from engine.types import (
@@ -71,8 +71,6 @@ class Engine:
         self._next_seq_id = 0
         self._seedless = 0
         self.recorder = Recorder()
-        self._ttft = Window()
-        self._itl = Window()
         self._meter = StepMeter()
         self._prompt_tokens = self._generated_tokens = self._cached_tokens = self._num_expired = self._num_arrived = 0
 
@@ -228,13 +226,9 @@ class Engine:
             live.num_cached = choice.seq.num_cached
             self._prompt_tokens += len(live.request.prompt)
             self._cached_tokens += live.num_cached
-            ttft = now - live.arrival_s
-            self._ttft.add(ttft)
-            self.recorder.ttft_s.append(ttft)
+            self.recorder.ttft_s.append(now - live.arrival_s)
         if choice.last_token_s is not None:
-            gap = (now - choice.last_token_s) / count
-            self._itl.add(gap)
-            self.recorder.itl_s.append(gap)
+            self.recorder.itl_s.append((now - choice.last_token_s) / count)
         choice.last_token_s = now
         choice.num_completion += count
         live.num_completion += count
@@ -269,13 +263,9 @@ class Engine:
             kv_blocks_total=self.capacity.num_blocks,
             pending_tokens=s.pending_tokens,
             num_preemptions=s.num_preemptions,
-            prefix_queries=kv.prefix_queries,
-            prefix_hits=kv.prefix_hits,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
             cached_tokens=self._cached_tokens,
-            ttft_p95_s=self._ttft.percentile(0.95),
-            itl_p95_s=self._itl.percentile(0.95),
             num_swaps=s.num_swaps,
             num_expired=self._num_expired,
             host_hits=kv.host_hits,
@@ -284,10 +274,8 @@ class Engine:
             kv_blocks_stored=kv.host.num_stored,
             kv_blocks_spilled=kv.host.num_spilled,
             kv_blocks_loaded=kv.host.num_loaded,
-            pinned_blocks=kv.num_pinned,
             kv_blocks_to_disk=kv.host.num_to_disk,
             kv_blocks_from_disk=kv.host.num_from_disk,
-            disk_blocks_total=kv.host.disk.num_blocks,
             num_arrived=self._num_arrived,
             num_steps=meter.num_steps,
             step_s=meter.step_s,
@@ -318,7 +306,13 @@ class Engine:
         self._kv.pin(new)
         return len(digests) * self.config.block_size
 
+    @property
+    def num_pinned_blocks(self) -> int:
+        """Blocks' worth of pinned prefixes, whether or not they have been computed yet."""
+        return self._kv.num_pinned
+
     def unpin(self, token_ids: Seq[int], salt: str = "") -> None:
+        """Undo pin(). What is cached stays until its blocks are needed."""
         self._kv.unpin(self._kv.digests(token_ids, salt))
 
     def transfer(self) -> KVTransfer:

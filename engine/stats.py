@@ -28,20 +28,6 @@ def nearest_rank(ordered: Sequence[float], q: float) -> float:
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
-class Window:
-    """The last `size` samples; percentiles on demand."""
-
-    def __init__(self, size: int = 256) -> None:
-        self._samples: deque[float] = deque(maxlen=size)
-
-    def add(self, value: float) -> None:
-        self._samples.append(value)
-
-    def percentile(self, q: float) -> float:
-        """0 when empty. q in 0..1, nearest rank."""
-        return nearest_rank(sorted(self._samples), q) if self._samples else 0.0
-
-
 class StepMeter:
     """What the steps took and computed since the start; what it counts is told at EngineStats. On the step thread."""
 

@@ -236,15 +236,21 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """The one load snapshot: routing, autoscaling and /metrics all read this.
+    """The engine's load and counters at one moment; the replica makes its load report and its metrics from it.
 
-    Counters run from the start. `num_swaps`: those of num_preemptions that kept their K/V in host memory, the
-    others recompute. `host_hits`: tokens of prefix_hits that came back from host memory. `kv_blocks_spilled`:
-    those of kv_blocks_stored that were evicted prefixes. `num_expired`: sequences ended because of deadlines.
-    `num_arrived`: valid requests, refused for want of room or not. `step_s` is what the num_steps took together;
-    `shortest_step_s` the quickest that computed no prompt, None before there was one. `prompt_step_s` is that of
-    the steps, num_prompt_steps, that computed prompts or left some waiting, and `prompt_step_tokens` are the prompt
-    tokens in them.
+    `waiting` and `running` are sequences, `kv_blocks_*` and `host_blocks_*` are blocks; `pending_tokens` are to be
+    prefilled before every live sequence decodes. All other counts run from the start:
+
+    * `num_preemptions`; `num_swaps` of them kept their K/V in host memory, the others are recomputed.
+    * `prompt_tokens`, and `cached_tokens` of them were found in the prefix cache, `host_hits` of those in host memory.
+    * `kv_blocks_stored` were copied to host memory, `kv_blocks_spilled` of them because their prefix was evicted;
+      `kv_blocks_loaded` came back. `kv_blocks_to_disk` and `kv_blocks_from_disk` went on and came back from there.
+    * `num_arrived`: valid requests, whether there was room for them or not. `num_expired`: sequences that were ended
+      because of their deadline.
+    * `num_steps` took `step_s` seconds together. `num_prompt_steps` of them computed prompts or left some waiting;
+      these took `prompt_step_s` seconds and computed `prompt_step_tokens` tokens of prompts.
+
+    `shortest_step_s` is the quickest step that computed no prompt, None before there was one.
     """
 
     waiting: int = 0
@@ -253,13 +259,9 @@ class EngineStats:
     kv_blocks_total: int = 0
     pending_tokens: int = 0
     num_preemptions: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
     cached_tokens: int = 0
-    ttft_p95_s: float = 0.0
-    itl_p95_s: float = 0.0
     num_swaps: int = 0
     num_expired: int = 0
     host_hits: int = 0
@@ -268,10 +270,8 @@ class EngineStats:
     kv_blocks_stored: int = 0
     kv_blocks_spilled: int = 0
     kv_blocks_loaded: int = 0
-    pinned_blocks: int = 0
     kv_blocks_to_disk: int = 0
     kv_blocks_from_disk: int = 0
-    disk_blocks_total: int = 0
     num_arrived: int = 0
     num_steps: int = 0
     step_s: float = 0.0

@@ -38,15 +38,6 @@ class KVCache(Protocol):
     def num_free(self) -> int:
         """Blocks that reserve() could give out; what they still hold may be shared until then."""
 
-    @property
-    def prefix_queries(self) -> int:
-        """Tokens of sequences admitted for the first time while their prefix could have been cached."""
-
-    @property
-    def prefix_hits(self) -> int:
-        """Those of prefix_queries that an earlier request had computed here. Neither a preempted sequence finding
-        its own blocks again counts, nor blocks brought from another engine, the first time."""
-
     def can_ever_fit(self, num_tokens: int) -> bool:
         """Whether one sequence of num_tokens fits the empty cache."""
 

@@ -49,8 +49,6 @@ class PagedKVCache:
         num_disk_slots: int = 0,
     ) -> None:
         self.block_size = block_size
-        self.prefix_queries = 0
-        self.prefix_hits = 0
         self.host_hits = 0
         self.host = HostTier(num_host_slots, num_disk_slots)
         self._pool = BlockPool(num_blocks, self._evicted)
@@ -147,8 +145,6 @@ class PagedKVCache:
             foreign = self._foreign.intersection(hit.block_ids)
             self._foreign -= foreign
             seq.num_cached = hit.num_tokens - len(foreign) * self.block_size
-            self.prefix_queries += len(seq.tokens)
-            self.prefix_hits += seq.num_cached
             self.host_hits += _count(hit.slots) * self.block_size
         for block in _real(hit.block_ids):
             self._pool.touch(block)

@@ -145,14 +145,14 @@ async def test_pins_between_steps(engine: AsyncEngine) -> None:
     running = asyncio.create_task(collect(engine, request("a", 60)))
     ids = tuple(range(5, 45))
     assert await engine.pin(ids) == 32
-    await until(lambda: engine.stats().pinned_blocks == 2)
+    await until(lambda: engine.engine.num_pinned_blocks == 2)
     await engine.unpin(ids)
     with pytest.raises(CapacityError):
         await engine.pin(range(3, 3 + 33 * 16))
     with pytest.raises(ConfigError, match="does not let blocks be moved"):
         await engine.export_prefix(ids)
     assert (await running)[-1].finish_reason is FinishReason.LENGTH, "a refusal is the caller's own"
-    await until(lambda: engine.stats().pinned_blocks == 0)
+    await until(lambda: engine.engine.num_pinned_blocks == 0)
 
 
 async def test_work_for_a_dead_or_closed_engine_is_refused() -> None:

@@ -39,7 +39,7 @@ def test_the_first_request_finds_it_and_a_crowd_does_not_push_it_out() -> None:
     for i in range(20):
         cached(made, [100 + i] * 100)
     assert cached(made, [*SYSTEM, 2], "acme") == 32
-    assert made.stats().pinned_blocks == 2
+    assert made.num_pinned_blocks == 2
 
 
 def test_refusals_leave_nothing_behind() -> None:
@@ -56,6 +56,6 @@ def test_refusals_leave_nothing_behind() -> None:
     with pytest.raises(ContextLengthError):
         preload(short, SYSTEM[:8])
     for one in (made, short):
-        assert not one.has_work and one.stats().pinned_blocks == 0
+        assert not one.has_work and one.num_pinned_blocks == 0
     with pytest.raises(ConfigError, match="enable_prefix_caching"):
         preload(engine(enable_prefix_caching=False), SYSTEM)

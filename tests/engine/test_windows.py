@@ -107,7 +107,7 @@ def test_a_prefix_is_found_although_its_beginning_is_gone(mistral: object, token
     # Of the prefix's six blocks only the last two are still there when the others have been used for something else.
     engine = Engine(config(mistral, tokenizer, num_kv_blocks=12, max_num_batched_tokens=16))
     assert [ids(engine, [prompt]) for prompt in (first, first, other)] == want
-    assert engine.stats().prefix_hits == 96 + 96
+    assert engine.stats().cached_tokens == 96 + 96
     engine.close()
 
 

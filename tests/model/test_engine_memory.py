@@ -118,7 +118,7 @@ def test_a_sequence_prefilled_in_one_engine_decodes_in_another(demo: Demo) -> No
     assert decode.transfer().import_prefix(blocks) == whole
     result = decode.generate([ids], greedy(24))[0]
     assert result.choices[0].token_ids == wanted
-    assert result.num_cached_tokens == decode.stats().prefix_hits == 0, "nobody here had computed it before"
+    assert result.num_cached_tokens == decode.stats().cached_tokens == 0, "nobody here had computed it before"
     assert lent.tokens == len(ids) - 16 * ((len(ids) - 1) // 16) + 23
     other, _ = demo.engine()
     other.transfer().import_prefix(blocks)
@@ -126,7 +126,7 @@ def test_a_sequence_prefilled_in_one_engine_decodes_in_another(demo: Demo) -> No
     other.add(request)
     while other.has_work:
         other.step()
-    assert other.stats().prefix_hits == 0
+    assert other.stats().cached_tokens == 0
 
 
 def test_blocks_of_another_shape_are_refused(demo: Demo) -> None:
@@ -152,13 +152,13 @@ def test_a_pinned_system_prompt_outlives_a_crowd(demo: Demo) -> None:
             assert engine.pin(system) == engine.pin(system) == 64
             with pytest.raises(CapacityError, match="at most 12 of 24"):
                 engine.pin([1] * 16 * 9)
-            assert engine.stats().pinned_blocks == 4
+            assert engine.num_pinned_blocks == 4
         engine.generate([[*system, 5]], greedy(1))
         for _ in range(4):
             engine.generate([[rng.randrange(40_000) for _ in range(120)]], greedy(1))
         cached.append(engine.generate([[*system, 6]], greedy(1))[0].num_cached_tokens)
         engine.unpin(system)
-        assert engine.stats().pinned_blocks == 0
+        assert engine.num_pinned_blocks == 0
     assert cached == [0, 64]
 
 

@@ -41,13 +41,3 @@ def pack_floats(weight: Tensor) -> FloatWeight:
     order = (0, 2, 1, 3) if weight.dtype is torch.bfloat16 else (0, 2, 3, 1)
     data = panels.permute(order).contiguous()
     return FloatWeight(data.view(*data.shape[:2], -1), in_features, out_features)
-
-
-def unpack_floats(w: FloatWeight) -> Tensor:
-    """[out, in]: pack_floats backwards."""
-    panels, pairs, _ = w.data.shape
-    if w.data.dtype is torch.bfloat16:
-        split = w.data.view(panels, pairs, PANEL, 2).transpose(1, 2)
-    else:
-        split = w.data.view(panels, pairs, 2, PANEL).permute(0, 3, 1, 2)
-    return split.reshape(panels * PANEL, pairs * 2)[: w.out_features, : w.in_features]

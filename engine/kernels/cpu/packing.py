@@ -57,22 +57,6 @@ def pack_codes(codes: Tensor, d: Tensor, m: Tensor, bits: int) -> PackedWeight:
     return PackedWeight(data, in_features, out_features, bits, half, center)
 
 
-def unpack(w: PackedWeight) -> tuple[Tensor, Tensor, Tensor]:
-    """(codes uint8 [out, in], d, m float32 [out, in / 32]): pack_codes backwards."""
-    panels, groups, _ = w.data.shape
-    code_bytes = PANEL * GROUP * w.bits // 8
-    per_lane = 16 // w.bits
-    lanes = w.data[..., :code_bytes].contiguous().view(torch.int16).to(torch.int32) & 0xFFFF
-    lanes = lanes.view(panels, groups, -1, 2, LANES, 1, 2)  # chunk, half, output, (code), h
-    shifts = torch.arange(per_lane, dtype=torch.int32).view(-1, 1) * w.bits
-    split = (lanes >> shifts) & ((1 << w.bits) - 1)
-    codes = split.permute(0, 3, 4, 1, 2, 5, 6).reshape(panels * PANEL, groups * GROUP).to(torch.uint8)
-    dtype = torch.float16 if w.half else torch.float32
-    scales = w.data[..., code_bytes:].contiguous().view(dtype).float().view(panels, groups, -1, PANEL)
-    rows = scales.permute(2, 0, 3, 1).reshape(-1, panels * PANEL, groups)[:, : w.out_features]
-    return codes[: w.out_features], rows[0], -w.center * rows[0] if w.center else rows[1]
-
-
 def _pad(t: Tensor) -> Tensor:
     """Zero rows up to whole panels: [panels, PANEL, columns]."""
     padded = torch.nn.functional.pad(t, (0, 0, 0, -t.shape[0] % PANEL))

@@ -81,7 +81,7 @@ def test_each_organisation_has_its_own_blocks() -> None:
     config = serve({"messages": [SYSTEM], "orgs": ["acme", "zoo"]}, {"text": "to be or not to be " * 10})
     engine = made()
     count = pin_all(engine, pins_of(config.models[0].pinned_prompts, config.gateway))
-    assert count == 16 * engine.stats().pinned_blocks and engine.stats().pinned_blocks >= 5
+    assert count == 16 * engine.num_pinned_blocks and engine.num_pinned_blocks >= 5
 
 
 def test_too_much_is_refused_with_the_numbers() -> None:

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers_packing import unpack
 
 from engine.kernels import reference
-from engine.kernels.cpu.packing import PackedWeight, pack_codes, unpack
+from engine.kernels.cpu.packing import PackedWeight, pack_codes
 
 SHAPES = [(1, 32), (31, 64), (33, 576), (70, 96), (96, 1536)]
 ROWS = [1, 2, 3, 7, 13, 40]

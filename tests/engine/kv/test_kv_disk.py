@@ -134,7 +134,7 @@ def test_an_engine_answers_from_disk_as_if_it_had_computed_it(tmp_path: Path) ->
     )
     (tmp_path / "disk").mkdir()
     engine = Engine(tiers)
-    assert engine.stats().disk_blocks_total == 30
+    assert engine.capacity.num_disk_slots == 30
     found = [[engine.generate([prompt], greedy)[0] for prompt in prompts] for _ in range(2)]
     for round_ in found:
         assert [done.choices[0].token_ids for done in round_] == wanted

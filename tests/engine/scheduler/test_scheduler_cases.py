@@ -146,7 +146,6 @@ def test_whole_prompt_hit_still_computes_the_last_token(length: int, cached: int
     second = world.add(prompt(length), max_tokens=max_tokens)
     assert run_to_end(world, second) == world.outputs[first.seq_id]
     assert (first.num_cached, second.num_cached) == (0, cached)
-    assert (world.kv.prefix_queries, world.kv.prefix_hits) == (2 * length, cached)
 
 
 def test_generated_tokens_are_shared_too() -> None:
@@ -163,8 +162,7 @@ def test_recompute_after_preemption_is_no_cache_hit() -> None:
     a, b = world.add(prompt(8, 1), max_tokens=24), world.add(prompt(8, 2), max_tokens=24)
     world.drain()
     assert world.scheduler.num_preemptions == b.num_preemptions > 0
-    assert (a.num_cached, b.num_cached, world.kv.prefix_hits) == (0, 0, 0)
-    assert world.kv.prefix_queries == 16
+    assert (a.num_cached, b.num_cached) == (0, 0)
     assert world.ranks.num_tokens < 2 * 31 + 20, "its own blocks were found again, even so"
 
 
@@ -193,9 +191,8 @@ def test_prompt_logprobs_are_complete_after_preemption_and_take_no_prefix() -> N
             while world.scheduler.pending_tokens:
                 world.step()
             scored = world.add(prompt(length), priority=1, prompt_logprobs=0)
-            queries = world.kv.prefix_queries
             world.drain()  # compares the positions present with 1 .. length - 1
-            assert scored.num_cached == 0 and world.kv.prefix_queries == queries
+            assert scored.num_cached == 0
             pieces = [p for plan in world.plans for p in plan.slices if p.seq_id == scored.seq_id]
             preempted_in_prefill += sum(not a.sample and b.start == 0 for a, b in pairwise(pieces))
     assert preempted_in_prefill > 0

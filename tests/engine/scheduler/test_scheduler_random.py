@@ -101,7 +101,7 @@ def test_random_traces_keep_all_invariants_and_end_with_every_block_free(policy:
         seen["operations"] += 2 * len(world.plans) + 2 * len(world.seqs)
         seen["preempted"] += world.scheduler.num_preemptions
         seen["swapped"] += world.scheduler.num_swaps
-        seen["shared"] += world.kv.prefix_hits
+        seen["shared"] += sum(seq.num_cached for seq in world.seqs.values())
         seen["spilled"] += world.kv.host.num_spilled
         seen["loaded"] += world.kv.host.num_loaded
         seen["to disk"] += world.kv.host.num_to_disk

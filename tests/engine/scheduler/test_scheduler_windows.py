@@ -73,7 +73,7 @@ def test_random_traces(mode: str) -> None:
         world.drain()
         seen["preempted"] += world.scheduler.num_preemptions
         seen["swapped"] += world.scheduler.num_swaps
-        seen["shared"] += world.kv.prefix_hits
+        seen["shared"] += sum(seq.num_cached for seq in world.seqs.values())
         seen["loaded"] += world.kv.host.num_loaded
         seen["gone"] += sum(-1 in piece.block_ids for plan in world.plans for piece in plan.slices)
     wanted = {"preempted": 5, "shared": 200, "gone": 500, "loaded": 10, "swapped": 3 if mode == "swap" else 0}
