@@ -21,7 +21,7 @@ from engine.types import EngineStats, FinishReason, GenerateRequest, TokenDelta
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_STATS_EVERY_S = 0.05  # how old stats() may be: a snapshot costs some 20 µs, too much for every step of a small model
+_STATS_EVERY_S = 0.05  # how old stats() may be while busy: a snapshot goes through all running sequences
 
 
 class DeltaSink(Protocol):
@@ -62,14 +62,14 @@ class _Abort:
 
 
 @dataclass(frozen=True, slots=True)
-class _Do:
+class _Work:
     """Something else for the step thread, between two steps."""
 
     work: Callable[[], Any]
     outcome: Future[Any]
 
 
-_Command = _Add | _Abort | _Do | None  # None stops the thread
+_Command = _Add | _Abort | _Work | None  # None stops the thread
 
 
 class AsyncEngine:
@@ -94,6 +94,8 @@ class AsyncEngine:
 
     async def generate(self, requests: tuple[GenerateRequest, ...]) -> AsyncIterator[list[TokenDelta]]:
         """Run requests together; yields lists of their deltas, multiplexed, until each choice has ended.
+
+        The library's own streaming call; the replica uses open(), which needs no task per call.
 
         All are accepted or none: the first refusal (InvalidRequestError, QueueFullError) is raised.
         Leaving the iterator early, for whatever reason, aborts what still runs.
@@ -121,25 +123,26 @@ class AsyncEngine:
         self._commands.put(_Abort(request_ids))
 
     async def pin(self, token_ids: Sequence[int], salt: str = "") -> int:
-        """See Engine.pin()."""
-        return await self._do(lambda: self.engine.pin(token_ids, salt))
+        """See Engine.pin(). For users of the library; the replica pins before the engine runs (engine.pins)."""
+        return await self._between_steps(lambda: self.engine.pin(token_ids, salt))
 
     async def unpin(self, token_ids: Sequence[int], salt: str = "") -> None:
-        await self._do(lambda: self.engine.unpin(token_ids, salt))
+        """See Engine.unpin()."""
+        await self._between_steps(lambda: self.engine.unpin(token_ids, salt))
 
     async def export_prefix(self, token_ids: Sequence[int], salt: str = "") -> KVBlocks:
         """See KVTransfer. Raises ConfigError where Engine.transfer() does. Steps wait while the blocks are copied."""
-        return await self._do(lambda: self.engine.transfer().export_prefix(token_ids, salt))
+        return await self._between_steps(lambda: self.engine.transfer().export_prefix(token_ids, salt))
 
     async def import_prefix(self, blocks: KVBlocks) -> int:
         """As export_prefix()."""
-        return await self._do(lambda: self.engine.transfer().import_prefix(blocks))
+        return await self._between_steps(lambda: self.engine.transfer().import_prefix(blocks))
 
-    async def _do(self, work: Callable[[], T]) -> T:
+    async def _between_steps(self, work: Callable[[], T]) -> T:
         """Have the step thread do something between two steps. Its exception is the caller's, not a fault of the
         engine. One that the caller no longer waits for may still be done. Raises EngineDeadError."""
         outcome: Future[T] = Future()
-        self._command(_Do(work, outcome))
+        self._command(_Work(work, outcome))
         return await asyncio.wrap_future(outcome)
 
     def _command(self, command: _Command) -> None:
@@ -172,7 +175,7 @@ class AsyncEngine:
 
     def _run(self) -> None:
         try:
-            while self._obey():
+            while self._run_commands():
                 self._busy_since = self._clock()
                 deltas = self.engine.step()
                 self._busy_since = None
@@ -184,9 +187,9 @@ class AsyncEngine:
             log.exception("engine step failed")
             self._dead = error
             self._busy_since = None
-            self._bury()
+            self._end_after_fault()
 
-    def _obey(self) -> bool:
+    def _run_commands(self) -> bool:
         """Carry out waiting commands; sleep while there is neither command nor work. False: stop."""
         while True:
             try:
@@ -196,11 +199,11 @@ class AsyncEngine:
             if command is None:
                 return False
             if isinstance(command, _Abort):
-                self._end(command.request_ids)
-            elif isinstance(command, _Do):
-                _settle(command)
+                self._abort_requests(command.request_ids)
+            elif isinstance(command, _Work):
+                _run_work(command)
             else:
-                self._begin(command)
+                self._add_requests(command)
             self._refresh_stats()
 
     def _refresh_stats(self) -> None:
@@ -208,7 +211,7 @@ class AsyncEngine:
         if now - self._stats_at > _STATS_EVERY_S or not self.engine.has_work:
             self._stats, self._stats_at = self.engine.stats(), now
 
-    def _begin(self, command: _Add) -> None:
+    def _add_requests(self, command: _Add) -> None:
         accepted = []
         try:
             for request in command.requests:
@@ -221,7 +224,7 @@ class AsyncEngine:
             return
         self._calls.update(dict.fromkeys(accepted, command.call))
 
-    def _end(self, request_ids: tuple[str, ...]) -> None:
+    def _abort_requests(self, request_ids: tuple[str, ...]) -> None:
         for request_id in request_ids:
             self.engine.abort(request_id)
             self._calls.pop(request_id, None)
@@ -238,7 +241,7 @@ class AsyncEngine:
         for sink, calls in by_sink.items():
             _call_soon(sink.loop, sink.on_step, calls)
 
-    def _bury(self) -> None:
+    def _end_after_fault(self) -> None:
         """After a fault: end every stream, then refuse whatever still arrives."""
         try:
             self._deliver(self.engine.abort_all(FinishReason.ERROR, "internal error"))
@@ -256,7 +259,7 @@ class AsyncEngine:
                 _refuse(self._commands.get_nowait())
 
 
-def _settle(command: _Do) -> None:
+def _run_work(command: _Work) -> None:
     if command.outcome.set_running_or_notify_cancel():
         try:
             command.outcome.set_result(command.work())
@@ -268,7 +271,7 @@ def _refuse(command: _Command) -> None:
     error = EngineDeadError("the engine has stopped")
     if isinstance(command, _Add):
         _fail(command.call, error)
-    elif isinstance(command, _Do) and command.outcome.set_running_or_notify_cancel():
+    elif isinstance(command, _Work) and command.outcome.set_running_or_notify_cancel():
         command.outcome.set_exception(error)
 
 

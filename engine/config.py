@@ -26,7 +26,7 @@ class EngineConfig:
     file inside an installed Python package."""
 
     tokenizer: str | None = None
-    """Directory or `tokenizer.json` to take the tokenizer from. Default: the model's own."""
+    """Directory or `.gguf` file to take the tokenizer from. Default: the model's own."""
 
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:<index>`. `auto` takes CUDA when there is a device."""

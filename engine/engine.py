@@ -163,12 +163,14 @@ class Engine:
         return deltas
 
     def abort_all(self, reason: FinishReason, error: str | None = None) -> list[TokenDelta]:
+        """Abort every request. Returns all their terminal deltas."""
         return [d for request_id in list(self._live) for d in self.abort(request_id, reason, error)]
 
     # ---------------------------------------------------------------------------------------------- steps
 
     @property
     def has_work(self) -> bool:
+        """Whether a request is unfinished, so that step() is to be called."""
         return bool(self._live)
 
     def step(self) -> list[TokenDelta]:
@@ -255,6 +257,7 @@ class Engine:
     # ------------------------------------------------------------------------------------------- the rest
 
     def stats(self) -> EngineStats:
+        """Load and counters at this moment."""
         s, kv, meter = self._scheduler, self._kv, self._meter
         return EngineStats(
             waiting=s.num_waiting,
@@ -326,9 +329,11 @@ class Engine:
         return LocalTransfer(self._kv, access)
 
     def check_health(self) -> None:
+        """Raise what the executor raises if a rank is lost."""
         self._executor.check_health()
 
     def close(self) -> None:
+        """Free the executor's model and cache. The engine is of no use afterwards."""
         self._executor.shutdown()
 
     def generate(

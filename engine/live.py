@@ -21,6 +21,7 @@ class LiveChoice:
     last_token_s: float | None = None
 
     def timings(self, arrival_s: float, now_s: float) -> Timings:
+        """Where the choice's time went until now, in seconds."""
         scheduled = self.seq.first_scheduled_s if self.seq.first_scheduled_s is not None else now_s
         first = self.seq.first_token_s if self.seq.first_token_s is not None else now_s
         return Timings(scheduled - arrival_s, first - scheduled, now_s - first, self.seq.num_preemptions)
@@ -75,6 +76,7 @@ class LiveRequest:
         return not self.choices
 
     def record(self, now_s: float) -> FinishedRequest:
+        """The request's summary, made when its last choice has ended."""
         return FinishedRequest(
             request_id=self.request.request_id,
             reason=self.worst,

@@ -27,6 +27,7 @@ class Registry(Generic[T]):
         self._entries = dict(entries)
 
     def names(self) -> tuple[str, ...]:
+        """All names, in table order."""
         return tuple(self._entries)
 
     def get(self, name: str) -> type[T]:

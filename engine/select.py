@@ -37,6 +37,8 @@ class Machine:
 
 
 class HasNeeds(Protocol):
+    """Any implementation that choose() can choose."""
+
     needs: ClassVar[Needs]
 
 

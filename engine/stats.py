@@ -65,7 +65,9 @@ class Recorder:
 
     @staticmethod
     def drain(samples: deque[float]) -> list[float]:
+        """Take what one of the deques holds, oldest first."""
         return [samples.popleft() for _ in range(len(samples))]
 
     def drain_finished(self) -> list[FinishedRequest]:
+        """Take the finished requests, oldest first."""
         return [self.finished.popleft() for _ in range(len(self.finished))]

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 
 class Phase(StrEnum):
+    """Where a sequence stands. PREEMPTED is waiting again after having run."""
+
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
@@ -15,6 +17,8 @@ class Phase(StrEnum):
 
 
 class FinishReason(StrEnum):
+    """Why a choice ended: end of sequence or stop string, length limit, abort by the caller, internal error."""
+
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
@@ -74,6 +78,7 @@ class GenerateRequest:
 
     @property
     def num_prompt(self) -> int:
+        """Tokens of the prompt proper, without resumed output."""
         return len(self.prompt) - self.resumed_tokens
 
 
@@ -161,6 +166,7 @@ class Sequence:
 
     @property
     def num_output(self) -> int:
+        """Tokens after the prompt, resumed ones included."""
         return len(self.tokens) - self.num_prompt
 
 
@@ -211,6 +217,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
+        """Tokens of all slices: what counts against the token budget."""
         return sum(len(s.token_ids) for s in self.slices)
 
 

@@ -32,12 +32,15 @@ class CpuNative:
 
     @staticmethod
     def keys_by_feature(block_size: int) -> bool:
+        """True where whole groups of keys fit a block."""
         return block_size % KEY_GROUP == 0
 
     def plan(self, batch: ForwardBatch) -> PagedContext:
+        """See AttentionBackend.plan(). The kernel takes the batch as it is."""
         return PagedContext(batch.slots, batch.query_starts, batch.seq_lens, batch.block_table)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, batch: ForwardBatch, meta: PagedContext) -> Tensor:
+        """See AttentionBackend.run()."""
         shape = self._shape
         return self._kernels.paged_attention(
             q, k, v, kv, meta, shape.scale, shape.window, shape.sinks, shape.rounded, shape.softcap

@@ -13,7 +13,7 @@ _BOUND = 2.0**127
 
 
 def encode(x: Tensor, dtype: torch.dtype, scales: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """x [..., dim] -> codes [..., dim] of `dtype` and scales [...]; x is about codes * scales.
+    """`x` [..., dim] -> codes [..., dim] of `dtype` and scales [...]; x is about codes * scales.
 
     `scales` None: they bring each head's largest magnitude to the largest code. Codes are rounded to the nearest, ties
     to even, and saturate. No code is NaN or infinite: NaN is taken for 0, and magnitudes above 2^127 for 2^127.
@@ -28,5 +28,5 @@ def encode(x: Tensor, dtype: torch.dtype, scales: Tensor | None = None) -> tuple
 
 
 def decode(codes: Tensor, scales: Tensor) -> Tensor:
-    """codes [..., dim] and scales [...] -> float32."""
+    """`codes` [..., dim] and scales [...] -> float32."""
     return codes.float() * scales.float().unsqueeze(-1)

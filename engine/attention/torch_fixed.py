@@ -46,9 +46,11 @@ class TorchFixed:
 
     @staticmethod
     def keys_by_feature(block_size: int) -> bool:
+        """See AttentionBackend.keys_by_feature()."""
         return False
 
     def plan(self, batch: ForwardBatch) -> list[_Tile]:
+        """See AttentionBackend.plan(). One tile for each _ROWS positions of a sequence."""
         tiles = []
         sequences = zip(pairwise(batch.query_starts.tolist()), batch.seq_lens.tolist(), batch.block_table, strict=True)
         for (row, stop), end, table in sequences:
@@ -76,6 +78,7 @@ class TorchFixed:
         return _Tile(rows, here, slots.view(-1, _SPAN).unbind(), hidden)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, batch: ForwardBatch, meta: Seq[_Tile]) -> Tensor:
+        """See AttentionBackend.run()."""
         store(k, v, kv, batch.slots)
         out = q.new_empty(q.shape[0], self.shape.num_heads * self.shape.head_dim)
         for tile in meta:

@@ -49,9 +49,11 @@ class TorchPaged:
 
     @staticmethod
     def keys_by_feature(block_size: int) -> bool:
+        """See AttentionBackend.keys_by_feature()."""
         return False
 
     def plan(self, batch: ForwardBatch) -> list[_Group]:
+        """See AttentionBackend.plan(). One group for each call of torch's attention."""
         starts = batch.query_starts.tolist()
         counts = [end - start for start, end in pairwise(starts)]
         return [self._group(batch, seqs, counts[seqs[0]]) for seqs in _gather_alike(counts, batch.seq_lens.tolist())]
@@ -99,6 +101,7 @@ class TorchPaged:
         batch: ForwardBatch,
         meta: list[_Group],
     ) -> Tensor:
+        """See AttentionBackend.run()."""
         store(k, v, kv, batch.slots)
         caches = [cache.view(-1, *cache.shape[2:]) for cache in kv]
         out = q.new_empty(q.shape[0], self.shape.num_heads * self.shape.head_dim)
@@ -109,7 +112,7 @@ class TorchPaged:
         return out
 
     def _attend(self, q: Tensor, caches: list[Tensor], group: _Group) -> Tensor:
-        """q [n * rows, heads, dim] -> [n * rows, heads * dim]."""
+        """`q` [n * rows, heads, dim] -> [n * rows, heads * dim]."""
         n, hkv, dim = group.num_seqs, self.shape.num_kv_heads, self.shape.head_dim
         total = q.shape[0]
         if not group.context:
@@ -123,7 +126,7 @@ class TorchPaged:
         return out.view(n, hkv, -1, total // n, dim).permute(0, 3, 1, 2, 4).reshape(total, -1)
 
     def _attention(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """q [n, kv_heads, rows, dim], keys and values [n, kv_heads, L, dim]."""
+        """`q` [n, kv_heads, rows, dim], keys and values [n, kv_heads, L, dim]."""
         cap, scale = self.shape.softcap, self.shape.scale
         if cap is None:
             return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)

@@ -38,11 +38,14 @@ class Executor(Protocol):
     def start(self) -> Capacity:
         """Load, size the cache, warm up. Blocks. Raises ModelFileError or ConfigError."""
 
-    def submit(self, plan: StepPlan) -> Future[StepResult]: ...
+    def submit(self, plan: StepPlan) -> Future[StepResult]:
+        """Run a plan on every rank. The future has rank 0's result, or what a rank raised."""
+
     def check_health(self) -> None:
         """Raise if any rank is lost: ranks live and die together."""
 
-    def shutdown(self) -> None: ...
+    def shutdown(self) -> None:
+        """End the ranks and free what they hold."""
 
 
 EXECUTORS: Registry[Executor] = Registry("executor", {"local": "engine.executor.local:LocalExecutor"})

@@ -21,6 +21,7 @@ class LocalExecutor:
 
     @property
     def rank(self) -> Rank:
+        """The one rank."""
         return self._rank
 
     def start(self) -> Capacity:
@@ -28,6 +29,7 @@ class LocalExecutor:
         return self._rank.load()
 
     def submit(self, plan: StepPlan) -> Future[StepResult]:
+        """Run the plan before returning. What the rank raises is in the future."""
         future: Future[StepResult] = Future()
         try:
             future.set_result(self._rank.run(plan))
@@ -36,9 +38,11 @@ class LocalExecutor:
         return future
 
     def read_blocks(self, block_ids: Sequence[int]) -> Layers:
+        """See BlockAccess.read_blocks()."""
         return self._rank.runner.read_blocks(block_ids)
 
     def write_blocks(self, block_ids: Sequence[int], layers: Layers) -> None:
+        """See BlockAccess.write_blocks()."""
         self._rank.runner.write_blocks(block_ids, layers)
 
     def check_health(self) -> None:

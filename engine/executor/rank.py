@@ -121,6 +121,7 @@ class Rank:
         return self._runner
 
     def run(self, plan: StepPlan) -> StepResult:
+        """Run one plan. Raises EngineError before load()."""
         return self.runner.run(plan)
 
     def _check(self, checkpoint: Checkpoint) -> None:

@@ -18,8 +18,8 @@ class Kernels(Protocol):
     needs: ClassVar[Needs]
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x / rms(x) * weight over the last dim, as a new tensor in x's type. x may be [T, H, D]. The mean is taken in
-        float32, and beside a float32 weight the product too."""
+        """`x` / rms(x) * weight over the last dim, as a new tensor in x's type. x may be [T, H, D]. The mean is taken
+        in float32, and beside a float32 weight the product too."""
 
     def rms_norm_add(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """(rms_norm(x + residual), x + residual). The sum may be written into `residual`, which the
@@ -40,7 +40,7 @@ class Kernels(Protocol):
         """Multiply x [T, F] in place."""
 
     def softcap(self, x: Tensor, cap: float) -> None:
-        """cap * tanh(x / cap) in the place of x [T, F]."""
+        """`cap` * tanh(x / cap) in the place of x [T, F]."""
 
 
 KERNELS: Registry[Kernels] = Registry(

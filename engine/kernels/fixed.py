@@ -47,16 +47,20 @@ class FixedKernels(TorchKernels):
     needs: ClassVar[Needs] = Needs(invariant=True)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See Kernels.rms_norm()."""
         whole = super().rms_norm
         return in_tiles(lambda tile: whole(tile, weight, eps), x, _rows_of(x))
 
     def silu_mul(self, x: Tensor) -> Tensor:
+        """See Kernels.silu_mul()."""
         return in_tiles(super().silu_mul, x, _rows_of(x))
 
     def gelu_mul(self, x: Tensor) -> Tensor:
+        """See Kernels.gelu_mul()."""
         return in_tiles(super().gelu_mul, x, _rows_of(x))
 
     def softcap(self, x: Tensor, cap: float) -> None:
+        """See Kernels.softcap()."""
         x.copy_(in_tiles(partial(capped, cap=cap), x, _rows_of(x)))
 
 

@@ -27,9 +27,13 @@ class KVCache(Protocol):
     sets `num_computed` when K/V is found (reserve with a hit) or lost (release, swap_out), and `num_cached`."""
 
     @property
-    def block_size(self) -> int: ...
+    def block_size(self) -> int:
+        """Tokens per block."""
+
     @property
-    def num_blocks(self) -> int: ...
+    def num_blocks(self) -> int:
+        """Blocks on the device, used or free."""
+
     @property
     def num_used(self) -> int:
         """Blocks that live sequences hold, a shared one counted once."""

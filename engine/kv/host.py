@@ -41,6 +41,7 @@ class HostTier:
 
     @property
     def num_slots(self) -> int:
+        """Slots in host memory and on disk together."""
         return self.pool.num_blocks + self.disk.num_blocks
 
     @property
@@ -49,10 +50,12 @@ class HostTier:
         return self.pool.num_blocks - self.pool.num_free
 
     def refs(self, slot: int) -> int:
+        """How many sequences hold a slot."""
         pool, block = self._place(slot)
         return pool.refs(block)
 
     def find(self, digest: bytes) -> int | None:
+        """The slot that holds the block of this digest, in host memory or on disk; None if there is none."""
         slot = self.pool.find(digest)
         if slot is None and (on_disk := self.disk.find(digest)) is not None:
             slot = self.pool.num_blocks + on_disk
@@ -99,6 +102,7 @@ class HostTier:
             self.being_read.append(slot)
 
     def load(self, slot: int, block: int) -> None:
+        """Have the next plan copy a slot to a block of the device."""
         self._loads.append((slot, block))
         self.loading.add(block)
         self.num_loaded += 1
@@ -119,6 +123,7 @@ class HostTier:
         return copies
 
     def check(self) -> None:
+        """Assert that every slot is free, cached or held exactly as counted. For tests: O(slots)."""
         self.pool.check()
         self.disk.check()
 

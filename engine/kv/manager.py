@@ -63,14 +63,17 @@ class PagedKVCache:
 
     @property
     def num_blocks(self) -> int:
+        """See KVCache.num_blocks."""
         return self._pool.num_blocks
 
     @property
     def num_used(self) -> int:
+        """See KVCache.num_used."""
         return self._pool.num_blocks - self._pool.num_free
 
     @property
     def num_free(self) -> int:
+        """See KVCache.num_free."""
         return self._pool.num_free
 
     def published(self) -> list[bytes]:
@@ -83,6 +86,7 @@ class PagedKVCache:
         return self._pool.num_pinned
 
     def can_ever_fit(self, num_tokens: int) -> bool:
+        """See KVCache.can_ever_fit()."""
         need = -(-num_tokens // self.block_size)
         if self._window is not None:
             need = min(need, self._window.least_blocks(self.block_size))
@@ -91,6 +95,7 @@ class PagedKVCache:
     # ------------------------------------------------------------------------------------------ sequences
 
     def lookup(self, seq: Sequence) -> PrefixHit:
+        """See KVCache.lookup()."""
         record = self._records.get(seq.seq_id)
         if record is not None and record.num_kept:
             full = record.num_kept // self.block_size if self._caching else 0
@@ -109,6 +114,7 @@ class PagedKVCache:
             del chain[found:]  # a shorter prefix sees what is not there as well, until it ends before that
 
     def reserve(self, seq: Sequence, num_tokens: int, hit: PrefixHit | None = None, spare: int = 0) -> bool:
+        """See KVCache.reserve()."""
         if self._window is not None and hit is None:
             self._slide(seq)
         pool, computed = self._pool, seq.num_computed
@@ -170,24 +176,30 @@ class PagedKVCache:
             seq.blocks.append(block)
 
     def demand(self, seq: Sequence, hit: PrefixHit) -> int:
+        """See KVCache.demand()."""
         return self._growth(len(seq.tokens), hit) + self._resting(hit.block_ids)
 
     def extend(self, seq: Sequence, num_tokens: int) -> int:
+        """See KVCache.extend()."""
         if self._window is None or self.reserve(seq, num_tokens):
             return num_tokens
         return len(seq.blocks) * self.block_size - seq.num_computed
 
     def held(self, seq: Sequence) -> int:
+        """See KVCache.held()."""
         return len(seq.blocks) if self._window is None else _count(seq.blocks)
 
     def loading(self, seq: Sequence) -> bool:
+        """See KVCache.loading()."""
         return bool(self.host.loading) and not self.host.loading.isdisjoint(seq.blocks)
 
     def freeable(self, seq: Sequence) -> int:
+        """See KVCache.freeable()."""
         refs = self._pool.refs
         return sum(refs(block) == 1 for block in _real(seq.blocks))
 
     def commit(self, seq: Sequence) -> None:
+        """See KVCache.commit()."""
         full = seq.num_computed // self.block_size
         if not self._caching or full == 0:
             return
@@ -217,6 +229,7 @@ class PagedKVCache:
         seq.table = None
 
     def release(self, seq: Sequence) -> None:
+        """See KVCache.release()."""
         for block in reversed(_real(seq.blocks)):  # a prefix without its tail is of use, a tail without its head is not
             self._pool.free(block)
         seq.blocks.clear()
@@ -227,6 +240,7 @@ class PagedKVCache:
             record.num_committed = record.gone_end = 0
 
     def swap_out(self, seq: Sequence) -> bool:
+        """See KVCache.swap_out()."""
         computed, size = seq.num_computed, self.block_size
         if not computed:
             return False
@@ -248,11 +262,13 @@ class PagedKVCache:
         return True
 
     def forget(self, seq: Sequence) -> None:
+        """See KVCache.forget()."""
         self.release(seq)
         if record := self._records.pop(seq.seq_id, None):
             self._drop_kept(record)
 
     def take_copies(self) -> Copies:
+        """See KVCache.take_copies()."""
         return self.host.take_copies()
 
     # ------------------------------------------------------------------------------------------- prefixes
@@ -271,9 +287,11 @@ class PagedKVCache:
             self._pool.pin(digest)
 
     def is_pinned(self, digest: bytes) -> bool:
+        """Whether the block of this digest is pinned, cached or not."""
         return self._pool.is_pinned(digest)
 
     def unpin(self, digests: Iterable[bytes]) -> None:
+        """Let blocks of these digests be evicted like any others. Idempotent."""
         for digest in digests:
             self._pool.unpin(digest)
 
@@ -305,6 +323,7 @@ class PagedKVCache:
         return fresh
 
     def check(self) -> None:
+        """See KVCache.check()."""
         self._pool.check()
         self.host.check()
         held = Counter(block for seq in self._owners.values() for block in _real(seq.blocks))

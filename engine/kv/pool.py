@@ -29,12 +29,15 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
+        """Blocks that nobody holds, cached ones included."""
         return len(self._blank) + len(self._cached) + len(self._kept)
 
     def refs(self, block: int) -> int:
+        """How many hold a block."""
         return self._refs[block]
 
     def digest(self, block: int) -> bytes | None:
+        """The digest that a block is published under, if it is."""
         return self._digests[block]
 
     def acquire(self) -> int:
@@ -88,9 +91,11 @@ class BlockPool:
         self._repin(digest, self._pinned.add)
 
     def unpin(self, digest: bytes) -> None:
+        """Undo pin(). Idempotent."""
         self._repin(digest, self._pinned.discard)
 
     def is_pinned(self, digest: bytes) -> bool:
+        """Whether a block of this digest is kept while others can be evicted."""
         return digest in self._pinned
 
     @property

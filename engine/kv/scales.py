@@ -22,6 +22,7 @@ class KVScales:
 
     @property
     def fingerprint(self) -> str:
+        """A short name of the values, for cache keys."""
         return hashlib.sha256(repr((self.keys, self.values)).encode()).hexdigest()[:16]
 
 
@@ -50,4 +51,5 @@ def read_scales(path: Path, num_layers: int) -> KVScales:
 
 
 def write_scales(path: Path, keys: Seq[float], values: Seq[float]) -> None:
+    """Write one scale for K and one for V of each layer to a file that read_scales() reads."""
     path.write_text(json.dumps({"largest": {"k": list(keys), "v": list(values)}}, indent=1) + "\n")

@@ -52,6 +52,7 @@ class KVLayout:
 
     @property
     def scaled(self) -> bool:
+        """Whether the type needs scales."""
         return self.dtype in SCALED_DTYPES
 
 

@@ -32,14 +32,17 @@ class BlockAccess(Protocol):
     """An executor that lets its cache be read and written, between steps."""
 
     def read_blocks(self, block_ids: Sequence[int]) -> Layers:
-        """Copies."""
+        """Copies of the blocks: per layer its tensors, each [len(block_ids), ...]."""
 
     def write_blocks(self, block_ids: Sequence[int], layers: Layers) -> None:
         """Raises ConfigError for tensors of another shape or dtype than the cache's."""
 
 
 class KVTransfer(Protocol):
-    """One engine's side of moving prefixes. Called from the thread that steps the engine, between steps."""
+    """One engine's side of moving prefixes to another. Called from the thread that steps the engine, between steps.
+
+    The graph does not call it yet; it is the seam for prefill and decode on different replicas.
+    """
 
     def export_prefix(self, token_ids: Sequence[int], salt: str = "") -> KVBlocks:
         """As many whole blocks of token_ids, from the first on, as are on the device."""
@@ -57,11 +60,13 @@ class LocalTransfer:
         self._access = access
 
     def export_prefix(self, token_ids: Sequence[int], salt: str = "") -> KVBlocks:
+        """See KVTransfer.export_prefix()."""
         digests = self._kv.digests(token_ids, salt)
         blocks = self._kv.find(digests)
         return KVBlocks(tuple(digests[: len(blocks)]), self._access.read_blocks(blocks))
 
     def import_prefix(self, blocks: KVBlocks) -> int:
+        """See KVTransfer.import_prefix()."""
         fresh = self._kv.adopt(blocks.digests)
         if fresh:
             rows = [index for index, _ in fresh]

@@ -29,6 +29,7 @@ class Attention:
     k_norm: RMSNorm | None = None
 
     def __call__(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+        """Rows `x` [T, hidden] of the step's tokens -> [T, hidden]. Writes their keys and values into the cache."""
         heads, kv_heads, dim = self.shape.num_heads, self.shape.num_kv_heads, self.shape.head_dim
         qkv = self.qkv(x).view(-1, heads + 2 * kv_heads, dim)  # [T, heads, dim]
         q, k, v = qkv[:, :heads], qkv[:, heads:-kv_heads], qkv[:, -kv_heads:]

@@ -17,6 +17,7 @@ class Embedding:
         self._ready = ready
 
     def __call__(self, ids: Tensor) -> Tensor:
+        """Token ids [T] -> vectors [T, hidden]."""
         return self._format.rows(self._ready, ids)
 
 
@@ -29,5 +30,6 @@ class Head:
         self._split = split
 
     def __call__(self, hidden: Tensor) -> Tensor:
+        """Hidden states [R, hidden] -> logits [R, vocab], float32, the same on every rank."""
         logits = self._part(hidden)
         return (self._group.all_gather(logits) if self._split else logits).float()

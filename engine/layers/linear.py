@@ -24,6 +24,7 @@ class Part:
     tile: int | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Rows `x` [T, in] -> [T, out] of this part."""
         if self.tile is not None:
             return in_tiles(self._apply, x, self.tile)
         return self._apply(x)
@@ -41,6 +42,7 @@ Join = Callable[[Sequence[Tensor]], Tensor]
 
 
 def concatenate(parts: Sequence[Tensor]) -> Tensor:
+    """Join the parts along their last dimension."""
     return torch.cat(tuple(parts), dim=-1)
 
 
@@ -52,17 +54,19 @@ class ColumnLinear:
         self._join = join
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Rows `x` [T, in] -> [T, out / ranks]."""
         if len(self._parts) == 1:
             return self._parts[0](x)
         return self._join([part(x) for part in self._parts])
 
 
 class RowLinear:
-    """This rank's input features [T, in / ranks] -> every output feature, summed over the ranks."""
+    """A rank's input features [T, in / ranks] -> every output feature, summed over the ranks."""
 
     def __init__(self, part: Part, group: TPGroup) -> None:
         self._part = part
         self._group = group
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Rows `x` [T, in / ranks] -> [T, out], the same on every rank."""
         return self._group.all_reduce(self._part(x))

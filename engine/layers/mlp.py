@@ -22,5 +22,6 @@ class GatedMLP:
         self._activation = activation
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Rows `x` [T, hidden] -> [T, hidden]."""
         gated = self._kernels.silu_mul if self._activation == "silu" else self._kernels.gelu_mul
         return self._down(gated(self._gate_up(x)))

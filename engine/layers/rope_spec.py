@@ -8,10 +8,11 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary angles. inv_freq[i] = theta ** (-2i / head_dim), changed by `scaling`:
+    """Rotary angles: inv_freq[i] = theta ** (-2i / head_dim), then changed as `scaling` says.
 
-    none; linear: / factor; llama3: the wavelength-dependent interpolation of Llama 3.1; yarn: NTK by parts,
-    with cos and sin multiplied by `attention_factor`; table: / freq_factors[i] (GGUF's form of llama3).
+    none: not changed. linear: divided by `factor`. llama3: the wavelength-dependent interpolation of Llama 3.1. yarn:
+    NTK by parts, with cos and sin multiplied by `attention_factor`. table: divided by freq_factors[i], which is how
+    GGUF files say llama3.
     """
 
     theta: float = 10000.0

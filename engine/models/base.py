@@ -32,7 +32,7 @@ class Model(Protocol):
         """Hidden states after the last norm, [T, hidden]. Writes the batch's keys and values into `kv`."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [R, hidden] -> [R, vocab] float32, the same on every rank. The caller may overwrite it."""
+        """`hidden` [R, hidden] -> [R, vocab] float32, the same on every rank. The caller may overwrite it."""
 
 
 _LLAMA = "engine.models.llama:LlamaModel"

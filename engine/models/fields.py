@@ -23,6 +23,7 @@ def get(values: Json, key: str, kind: type[V], default: V | None = None) -> V:
 
 
 def maybe(values: Json, key: str, kind: type[V]) -> V | None:
+    """The value of a key, of type `kind`; None where it is absent or null. Raises ModelFileError for another type."""
     value = values.get(key)
     if value is None:
         return None

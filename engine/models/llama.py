@@ -31,7 +31,7 @@ class _Layer:
     mlp_end: RMSNorm | None
 
     def __call__(self, x: Tensor, residual: Tensor | None, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
-        """x + residual is the stream; the sum is left to the next norm."""
+        """`x` + residual is the stream; the sum is left to the next norm."""
         if residual is None:
             h, residual = self.input_norm(x), x
         else:
@@ -113,6 +113,7 @@ class LlamaModel:
         self._head = weights.head()
 
     def forward(self, batch: ForwardBatch, kv: KV) -> Tensor:
+        """See Model.forward()."""
         plans = {shape: backend.plan(batch) for shape, backend in self._backends.items()}
         ctx = ForwardContext(batch, kv, [plans[layer.attention.shape] for layer in self._layers])
         x, residual = self._embedding(batch.input_ids), None
@@ -124,6 +125,7 @@ class LlamaModel:
         return self._norm.add(x, residual)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """See Model.logits()."""
         logits = self._head(hidden)
         if self._logit_softcap is not None:
             self._kernels.softcap(logits, self._logit_softcap)

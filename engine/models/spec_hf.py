@@ -93,7 +93,7 @@ def _layer_types(config: Json, family: Family, num_layers: int) -> list[str]:
 
 
 def _ropes(config: Json, family: Family, num_layers: int, max_position: int) -> tuple[RopeSpec, ...]:
-    """transformers 5 writes rope_parameters; before, rope_theta and rope_scaling stood apart."""
+    """`transformers` 5 writes rope_parameters; before, rope_theta and rope_scaling stood apart."""
     given, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     theta = get(config, "rope_theta", float, 10000.0)
     if not family.local_rope:

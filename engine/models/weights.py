@@ -91,6 +91,7 @@ class Weights:
         return RowLinear(self._part(fmt, ready, None, tensor.shape[1] // self.group.size), self.group)
 
     def embedding(self) -> Embedding:
+        """The embedding table, whole on every rank."""
         tensor = self._checkpoint.load(_EMBEDDING)
         fmt = self._format(tensor.format)
         table = fmt.finish(self._cut(tensor, "none", _EMBEDDING))
@@ -123,7 +124,7 @@ class Weights:
         return self._format(tensor.format).params(in_features, out_features)
 
     def _cut(self, tensor: StoredTensor, split: Split, what: str) -> Stored:
-        """This rank's share of a matrix, on the device. A format's one stored tensor is the checkpoint's data."""
+        """The rank's share of a matrix, on the device. A format's one stored tensor is the checkpoint's data."""
         specs = self._params(tensor)
         start, length = 0, 0
         if split != "none":

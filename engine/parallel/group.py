@@ -8,12 +8,18 @@ from torch import Tensor
 
 
 class TPGroup(Protocol):
-    """Passed to layers; never a module global. Every rank calls the same methods in the same order."""
+    """Passed to layers; never a module global. Every rank calls the same methods in the same order.
+
+    SoloGroup is the only one yet; a group over several ranks needs an executor that starts them.
+    """
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """The number of this rank, from 0."""
+
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Number of ranks."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of every rank's x. May write into x: use only what is returned."""
@@ -32,10 +38,13 @@ class SoloGroup:
     size = 1
 
     def all_reduce(self, x: Tensor) -> Tensor:
+        """See TPGroup.all_reduce()."""
         return x
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
+        """See TPGroup.all_gather()."""
         return x
 
     def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
+        """See TPGroup.broadcast()."""
         return x

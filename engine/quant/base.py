@@ -55,7 +55,7 @@ class QuantFormat(Protocol):
         """After loading and sharding: repack for the kernel. `stored` may be dropped afterwards."""
 
     def apply(self, x: Tensor, ready: Ready, bias: Tensor | None = None) -> Tensor:
-        """x [T, in] @ weight.T + bias -> [T, out], in x's dtype."""
+        """`x` [T, in] @ weight.T + bias -> [T, out], in x's dtype."""
 
     def weight_bytes(self, ready: Ready, rows: int) -> int:
         """Bytes of the weight that apply() reads for x of `rows` rows."""

@@ -38,6 +38,7 @@ class Gguf:
         self._narrow = narrow
 
     def params(self, in_features: int, out_features: int) -> dict[str, ParamSpec]:
+        """See QuantFormat.params()."""
         block, block_bytes = self._codec.block, self._codec.block_bytes
         if in_features % block:
             raise ModelFileError(f"{in_features} input features are not a multiple of {self.kind}'s block of {block}")
@@ -45,6 +46,7 @@ class Gguf:
         return {"blocks": ParamSpec(shape, torch.uint8, out=Axis(0), inp=Axis(1, block))}
 
     def finish(self, stored: Stored) -> Ready:
+        """See QuantFormat.finish()."""
         blocks = stored["blocks"]
         if self._native is None:
             return {"weight": self._codec.to_float(blocks).to(self.dtype)}
@@ -54,6 +56,7 @@ class Gguf:
         return {"weight": self._native.hold(pack_codes(c.codes, c.d, c.m, c.bits))}
 
     def apply(self, x: Tensor, ready: Ready, bias: Tensor | None = None) -> Tensor:
+        """See QuantFormat.apply()."""
         weight: Tensor | PackedWeight | FloatWeight = ready["weight"]
         if self._native is None:
             assert isinstance(weight, Tensor)
@@ -65,13 +68,16 @@ class Gguf:
         return self._native.float_linear(wide, weight, bias).to(x.dtype)
 
     def weight_bytes(self, ready: Ready, rows: int) -> int:
+        """See QuantFormat.weight_bytes()."""
         weight: Tensor | PackedWeight | FloatWeight = ready["weight"]
         return weight.nbytes
 
     def dequantize(self, stored: Stored) -> Tensor:
+        """See QuantFormat.dequantize()."""
         return self._codec.to_float(stored["blocks"])
 
     def rows(self, ready: Ready, ids: Tensor) -> Tensor:
+        """See QuantFormat.rows()."""
         weight = ready["weight"]
         if self._native is None:
             return functional.embedding(ids, weight)

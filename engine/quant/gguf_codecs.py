@@ -31,6 +31,7 @@ class Codes:
     bits: int
 
     def to_float(self) -> Tensor:
+        """The weights, float32 [..., in]."""
         grouped: Tensor = _split(self.codes, -1, GROUP).float()
         return grouped.mul_(self.d.unsqueeze(-1)).add_(self.m.unsqueeze(-1)).flatten(-2)
 
@@ -117,7 +118,7 @@ def _q8_0(b: Tensor) -> Codes:
 
 
 def _k_scales(b: Tensor) -> tuple[Tensor, Tensor]:
-    """d and m of the 8 groups of a K block whose header is d, dmin (float16) and 12 bytes of 6-bit pairs."""
+    """`d` and m of the 8 groups of a K block whose header is d, dmin (float16) and 12 bytes of 6-bit pairs."""
     s = b[..., 4:16]
     low, high, extra = s[..., 0:4], s[..., 4:8], s[..., 8:12]
     scale = torch.cat((low & 63, (extra & 15) | ((low >> 6) << 4)), -1)

@@ -33,9 +33,11 @@ class Unquantized:
         self._weight_dtype = weight_dtype or dtype
 
     def params(self, in_features: int, out_features: int) -> dict[str, ParamSpec]:
+        """See QuantFormat.params()."""
         return {"weight": ParamSpec((out_features, in_features), self.dtype, out=Axis(0), inp=Axis(1))}
 
     def finish(self, stored: Stored) -> Ready:
+        """See QuantFormat.finish()."""
         weight = stored["weight"]
         if self._native is None:
             return {"weight": weight.to(self.dtype).contiguous()}
@@ -43,6 +45,7 @@ class Unquantized:
         return {"weight": self._native.hold(pack_floats(weight if exact else weight.to(self._weight_dtype)))}
 
     def apply(self, x: Tensor, ready: Ready, bias: Tensor | None = None) -> Tensor:
+        """See QuantFormat.apply()."""
         if self._native is None:
             return functional.linear(x, ready["weight"], bias)
         wide = None if bias is None else bias.float()
@@ -50,13 +53,16 @@ class Unquantized:
         return self._native.float_linear(x.float(), ready["weight"], wide, rounded).to(x.dtype)
 
     def weight_bytes(self, ready: Ready, rows: int) -> int:
+        """See QuantFormat.weight_bytes()."""
         weight: Tensor | FloatWeight = ready["weight"]
         return weight.nbytes
 
     def dequantize(self, stored: Stored) -> Tensor:
+        """See QuantFormat.dequantize()."""
         return stored["weight"].float()
 
     def rows(self, ready: Ready, ids: Tensor) -> Tensor:
+        """See QuantFormat.rows()."""
         if self._native is None:
             return functional.embedding(ids, ready["weight"])
         return self._native.float_rows(ready["weight"], ids).to(self.dtype)

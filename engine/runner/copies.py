@@ -23,6 +23,8 @@ Pairs = Sequence[tuple[int, int]]
 
 
 class BlockCopies(Protocol):
+    """Copies blocks between the cache, host memory and disk, as plans say."""
+
     def run(self, stores: Pairs, loads: Pairs, moves: Pairs = ()) -> None:
         """Before the slices of every plan, also of one without copies. Afterwards the slices may write stored
         blocks; loaded ones are complete when the next run() returns."""
@@ -61,6 +63,7 @@ class CpuCopies:
         self._disk = disk
 
     def run(self, stores: Pairs, loads: Pairs, moves: Pairs = ()) -> None:
+        """See BlockCopies.run(). The copies are done when it returns."""
         first = len(self._rows)
         for slot, to in moves:
             assert self._disk is not None
@@ -102,6 +105,7 @@ class CudaCopies:
         self._arriving: tuple[Tensor, Tensor, torch.cuda.Event] | None = None
 
     def run(self, stores: Pairs, loads: Pairs, moves: Pairs = ()) -> None:
+        """See BlockCopies.run(). Copies to the device run beside the step and are waited for by the next one."""
         current = torch.cuda.current_stream(self._device)
         if self._arriving is not None:
             staged, blocks, done = self._arriving

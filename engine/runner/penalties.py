@@ -46,6 +46,7 @@ class TokenHistory:
 
     @property
     def ids(self) -> Ids:
+        """The distinct tokens that occurred, in order of first occurrence."""
         return self._ids[: len(self._slots)]
 
     @property
@@ -54,6 +55,7 @@ class TokenHistory:
         return self._counts[: len(self._slots)]
 
     def append(self, token: int) -> None:
+        """Count one more output token."""
         self.output.append(token)
         self._count(token)
 
@@ -84,6 +86,7 @@ class Penalised:
 
 
 def has_penalties(params: SamplingParams) -> bool:
+    """Whether logits depend on the tokens so far."""
     return bool(params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty)
 
 

@@ -49,10 +49,12 @@ class Runner:
 
     @property
     def model(self) -> Model:
+        """The model, with its weights."""
         return self._model
 
     @property
     def storage(self) -> KVStorage:
+        """The rank's KV cache."""
         return self._storage
 
     @torch.inference_mode()

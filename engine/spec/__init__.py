@@ -1,2 +1,1 @@
-"""Speculative decoding. A method is one file with a class that follows base.Proposer and one line in
-base.PROPOSERS; verification is shared by all of them."""
+"""Speculative decoding. A method is one file with a class that follows base.Proposer and one line in base.PROPOSERS;"""

@@ -1,4 +1,8 @@
-"""The speculation seam: a proposer guesses, spec/verify.py (shared by all) decides."""
+"""The seam of speculative decoding: a proposer drafts tokens, and the rank accepts or refuses them.
+
+No method is built in yet, nor what accepts. The scheduler already plans drafts and drops refused ones, and its tests
+run with a fake method, so that a real one changes nothing there.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,8 @@ from engine.registry import Registry
 
 @dataclass(frozen=True, slots=True)
 class DraftInput:
+    """A sequence to draft for, and all of its tokens."""
+
     seq_id: int
     tokens: Seq[int]
 
@@ -26,10 +32,13 @@ class Draft:
 
 
 class Proposer(Protocol):
-    def propose(self, inputs: Seq[DraftInput], k: int) -> list[Draft]:
-        """At most k tokens to follow each input. May be shorter, or empty."""
+    """A draft method. It may remember sequences until forget()."""
 
-    def forget(self, seq_ids: Seq[int]) -> None: ...
+    def propose(self, inputs: Seq[DraftInput], k: int) -> list[Draft]:
+        """Draft at most `k` tokens to follow each input; may be fewer, or none."""
+
+    def forget(self, seq_ids: Seq[int]) -> None:
+        """These sequences have ended."""
 
 
 PROPOSERS: Registry[Proposer] = Registry("speculative method", {"none": "engine.spec.none:NoProposer"})

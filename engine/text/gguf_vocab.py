@@ -16,6 +16,8 @@ from engine.text.vocabulary import Vocabulary, byte_level_bytes, sentencepiece_b
 
 
 class TokenType(IntEnum):
+    """Values of `tokenizer.ggml.token_type`."""
+
     NORMAL = 1
     UNKNOWN = 2
     CONTROL = 3

@@ -27,6 +27,7 @@ class SpecialTokenGuard:
         self.joined = "\0".join(tokens)
 
     def for_call(self) -> Disguise:
+        """A disguise with a secret of its own, for one rendering."""
         return Disguise(self)
 
     def weak_spots(self, text: str, whole: bool) -> set[int]:
@@ -67,6 +68,7 @@ class Disguise:
         return value
 
     def reveal(self, text: str) -> str:
+        """The text with what was hidden put back."""
         head, *rest = text.split(self._secret)
         return head + "".join(chr(int(part[:7])) + part[7:] for part in rest)
 

@@ -21,6 +21,7 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
+    """What load_tokenizer() makes a tokenizer from. Raises ModelFileError."""
     return read_hf_vocabulary(path) if path.is_dir() else read_gguf_vocabulary(path)
 
 
@@ -121,6 +122,7 @@ class Tokenizer:
         return self.token_bytes(token_id).decode(errors="replace")
 
     def is_special(self, token_id: int) -> bool:
+        """Whether a token is a control token, which decodes to no text."""
         return token_id in self._special_ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

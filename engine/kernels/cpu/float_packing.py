@@ -22,6 +22,7 @@ class FloatWeight:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of memory, padding included."""
         return self.data.nbytes
 
     @property
@@ -31,7 +32,7 @@ class FloatWeight:
 
 
 def pack_floats(weight: Tensor) -> FloatWeight:
-    """weight [out, in] in float32, float16 or bfloat16, on the CPU."""
+    """`weight` [out, in] in float32, float16 or bfloat16, on the CPU."""
     if weight.dtype not in FLOAT_TYPES:
         raise ValueError(f"need one of {', '.join(map(str, FLOAT_TYPES))}, got {weight.dtype}")
     out_features, in_features = weight.shape

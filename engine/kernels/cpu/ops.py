@@ -110,7 +110,7 @@ class NativeKernels:
         return replace(weight, data=self._pages.place(weight.data))
 
     def packed_linear(self, x: Tensor, w: PackedWeight, bias: Tensor | None = None, narrow: bool = False) -> Tensor:
-        """x [T, in] @ w^T + bias -> [T, out]. Off the float32 result by the rounding of x to 16 bits per 32
+        """`x` [T, in] @ w^T + bias -> [T, out]. Off the float32 result by the rounding of x to 16 bits per 32
         features; `narrow`: to 8 bits, which is nearly twice as fast and takes a weight of 4. bias is [out], contiguous.
         """
         _check_linear(x, w, bias)
@@ -125,7 +125,7 @@ class NativeKernels:
         return y
 
     def float_linear(self, x: Tensor, w: FloatWeight, bias: Tensor | None = None, rounded: bool = False) -> Tensor:
-        """x [T, in] @ w^T + bias -> [T, out], summed in float32. `rounded`: x is first rounded to bfloat16, which
+        """`x` [T, in] @ w^T + bias -> [T, out], summed in float32. `rounded`: x is first rounded to bfloat16, which
         machines that multiply pairs of bfloat16 do twice as fast. Otherwise every machine gives the same bits."""
         _check_linear(x, w, bias)
         product = _EXACT if not rounded else _TILED if self._tiles else _ROUNDED
@@ -191,6 +191,7 @@ class NativeKernels:
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See Kernels.rms_norm()."""
         return self._norm(x, None, weight, eps)
 
     def rms_norm_add(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -219,6 +220,7 @@ class NativeKernels:
         return out.view(x.shape)
 
     def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> None:
+        """See Kernels.rope(). Raises ValueError for tables that are not contiguous or heads that are not dense."""
         rows, heads, dim = q.shape
         half = cos.shape[1]
         _check_heads(q)
@@ -233,9 +235,11 @@ class NativeKernels:
         )  # fmt: skip
 
     def silu_mul(self, x: Tensor) -> Tensor:
+        """See Kernels.silu_mul()."""
         return self._gated(self._silu_mul, x)
 
     def gelu_mul(self, x: Tensor) -> Tensor:
+        """See Kernels.gelu_mul()."""
         return self._gated(self._gelu_mul, x)
 
     def _gated(self, function: NativeFunction, x: Tensor) -> Tensor:
@@ -246,9 +250,11 @@ class NativeKernels:
         return out
 
     def scale(self, x: Tensor, factor: float) -> None:
+        """See Kernels.scale()."""
         self._in_place(self._scale, x, factor)
 
     def softcap(self, x: Tensor, cap: float) -> None:
+        """See Kernels.softcap()."""
         self._in_place(self._softcap, x, cap)
 
     def _in_place(self, function: NativeFunction, x: Tensor, number: float) -> None:

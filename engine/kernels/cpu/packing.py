@@ -30,6 +30,7 @@ class PackedWeight:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of memory, padding included."""
         return self.data.nbytes
 
     @property
@@ -40,7 +41,7 @@ class PackedWeight:
 
 
 def pack_codes(codes: Tensor, d: Tensor, m: Tensor, bits: int) -> PackedWeight:
-    """codes [out, in] uint8 below 2^bits, d and m [out, in / 32] float32. bits is 4 or 8."""
+    """`codes` [out, in] uint8 below 2^bits, d and m [out, in / 32] float32. bits is 4 or 8."""
     if bits not in CENTERS:
         raise ValueError(f"bits must be 4 or 8, got {bits}")
     out_features, in_features = codes.shape

@@ -45,10 +45,12 @@ class BufferPool:
 
     @property
     def max_rows(self) -> int:
+        """Rows that each buffer has room for."""
         return self._max_rows
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all buffers together."""
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
     def empty(self, rows: int, columns: int) -> Tensor:
@@ -91,6 +93,7 @@ class Tape:
         self._rows_at, self._seqs_at = np.empty((2, 0), np.int64)
 
     def append(self, function: NativeFunction, arguments: bytes) -> None:
+        """Record a call of `function` with `arguments`."""
         self._recorded.append((function, arguments))
 
     def finish(self) -> None:
