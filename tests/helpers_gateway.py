@@ -9,7 +9,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -115,7 +115,7 @@ class FakeBackend:
 
     async def generate(
         self, model_id: str, requests: tuple[GenerateRequest, ...], streamed: bool = True, origin: Origin | None = None
-    ) -> AsyncIterator[list[TokenDelta]]:
+    ) -> AsyncGenerator[list[TokenDelta], None]:
         self.calls.append(requests)
         choices = [_Choice(self, r, i) for r in requests for i in range(r.sampling.n)]
         step = 0

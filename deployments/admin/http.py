@@ -16,9 +16,9 @@ from starlette.routing import BaseRoute, Route
 from deployments.accounts.records import AccountError, Actor, NotFoundError, RevokedError
 from deployments.api.body import content_coding, decode, read_body
 from deployments.api.errors import INVALID, ApiError, clip, invalid
-from deployments.api.generation import Gate
 from deployments.api.middleware import trace_of
 from deployments.api.request_types import parse
+from deployments.api.services import Services
 
 Handler = Callable[[Request], Awaitable[Response]]
 B = TypeVar("B", bound=BaseModel)
@@ -40,16 +40,16 @@ def _by_method(methods: dict[str, Handler]) -> Callable[[Request], Any]:
     return endpoint
 
 
-async def enter(gate: Gate, request: Request) -> Actor:
+async def enter(services: Services, request: Request) -> Actor:
     """Who asks. Raises ApiError for one who must not."""
-    caller = await gate.admit(request.scope, "admin")
+    caller = await services.authenticate(request.scope, "admin")
     return Actor(caller.tenant.id, trace_of(request.scope).request_id)
 
 
-async def change(gate: Gate, request: Request, kind: type[B]) -> tuple[Actor, B]:
+async def change(services: Services, request: Request, kind: type[B]) -> tuple[Actor, B]:
     """Who asks, and the body. No body at all is an empty object."""
-    by = await enter(gate, request)
-    config, headers = gate.config, request.scope["headers"]
+    by = await enter(services, request)
+    config, headers = services.config, request.scope["headers"]
     coding = content_coding(headers)
     raw = await read_body(request.receive, headers, config.max_body_bytes, config.body_timeout_s)
     fields = decode(raw, coding, config.max_body_bytes) if raw else {}

@@ -17,8 +17,8 @@ from deployments.accounts.records import Actor
 from deployments.admin.http import answer, change, enter, in_thread, page, routes_of
 from deployments.admin.types import DrainBody, PoolAnswer, PoolList
 from deployments.api.errors import INVALID, ApiError, clip
-from deployments.api.generation import Gate
 from deployments.api.openapi import Operation
+from deployments.api.services import Services
 from deployments.channel.replica_info import Duty, ReplicaState
 
 log = logging.getLogger("ray.serve")
@@ -32,22 +32,22 @@ POOL_OPERATIONS = (
 )
 
 
-def pool_routes(gate: Gate) -> list[BaseRoute]:
-    admin = _Pools(gate)
+def pool_routes(services: Services) -> list[BaseRoute]:
+    admin = _Pools(services)
     return routes_of({_POOLS: {"GET": admin.pools}, _DRAIN: {"POST": admin.drain}})
 
 
 class _Pools:
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     async def pools(self, request: Request) -> Response:
-        await enter(self._gate, request)
-        return page([self._pool(name, states) for name, states in (await self._gate.backend.pools()).items()])
+        await enter(self._services, request)
+        return page([self._pool(name, states) for name, states in (await self._services.backend.pools()).items()])
 
     async def drain(self, request: Request) -> Response:
-        by, body = await change(self._gate, request, DrainBody)
-        backend = self._gate.backend
+        by, body = await change(self._services, request, DrainBody)
+        backend = self._services.backend
         pools = await backend.pools()
         if body.pool not in pools:
             raise _unknown("pool", body.pool, list(pools))
@@ -65,7 +65,7 @@ class _Pools:
         status = (
             "up" if Duty.ACTIVE in duties
             else "drained" if Duty.DRAINED in duties
-            else self._gate.backend.vacancy(name)
+            else self._services.backend.vacancy(name)
         )  # fmt: skip
         return {"id": name, "object": "pool", "status": status, "replicas": [_replica(state) for state in states]}
 
@@ -73,7 +73,7 @@ class _Pools:
         action = "replica.drain" if body.draining else "replica.undrain"
         target = body.pool if body.replica is None else f"{body.pool}/{body.replica}"
         log.info("%s %s, by %s, request %s", action, target, by.name, by.request_id)
-        if (accounts := self._gate.accounts) is not None:
+        if (accounts := self._services.accounts) is not None:
             await in_thread(accounts.directory.note, by, action, target, {"timeout_s": body.timeout_s})
 
 

@@ -40,8 +40,8 @@ from deployments.admin.types import (
     UsageQuery,
 )
 from deployments.api.errors import clip, invalid
-from deployments.api.generation import Gate
 from deployments.api.openapi import Operation
+from deployments.api.services import Services
 from deployments.api.validation_errors import from_pydantic, unsupported_choice
 from deployments.config.tiers import resolve
 
@@ -67,8 +67,8 @@ ADMIN_OPERATIONS = (
 B = TypeVar("B", bound=BaseModel)
 
 
-def admin_routes(gate: Gate, accounts: Accounts) -> list[BaseRoute]:
-    admin = _Admin(gate, accounts)
+def admin_routes(services: Services, accounts: Accounts) -> list[BaseRoute]:
+    admin = _Admin(services, accounts)
     handlers: dict[str, dict[str, Handler]] = {
         _KEYS: {"GET": admin.keys, "POST": admin.create_key},
         _KEY: {"GET": admin.key, "POST": admin.update_key, "DELETE": admin.revoke_key},
@@ -84,18 +84,18 @@ def admin_routes(gate: Gate, accounts: Accounts) -> list[BaseRoute]:
 class _Admin:
     """Each method is one operation. The stores run in threads."""
 
-    def __init__(self, gate: Gate, accounts: Accounts) -> None:
-        self._gate = gate
+    def __init__(self, services: Services, accounts: Accounts) -> None:
+        self._services = services
         self._accounts = accounts
 
     async def keys(self, request: Request) -> Response:
-        await enter(self._gate, request)
+        await enter(self._services, request)
         query = _query(KeysQuery, request)
         found = await in_thread(self._accounts.keys.list, query.org, query.after, query.limit + 1)
         return page([key.public(time.time()) for key in found], query.limit)
 
     async def create_key(self, request: Request) -> Response:
-        by, body = await change(self._gate, request, KeyBody)
+        by, body = await change(self._services, request, KeyBody)
         self._check_tier(body.tier)
         scopes = USUAL_SCOPES if body.scopes is None else frozenset[str](body.scopes)
         models = None if body.models is None else frozenset(body.models)
@@ -104,12 +104,12 @@ class _Admin:
         return answer(key.public(time.time()) | {"secret": secret})
 
     async def key(self, request: Request) -> Response:
-        await enter(self._gate, request)
+        await enter(self._services, request)
         key = await in_thread(self._accounts.keys.get, request.path_params["key_id"])
         return answer(key.public(time.time()))
 
     async def update_key(self, request: Request) -> Response:
-        by, body = await change(self._gate, request, KeyChanges)
+        by, body = await change(self._services, request, KeyChanges)
         if body.tier is not None:
             self._check_tier(body.tier)
         changes: dict[str, Any] = {name: getattr(body, name) for name in body.model_fields_set}
@@ -119,45 +119,45 @@ class _Admin:
         return answer(key.public(time.time()))
 
     async def revoke_key(self, request: Request) -> Response:
-        by = await enter(self._gate, request)
+        by = await enter(self._services, request)
         key = await in_thread(self._accounts.keys.revoke, request.path_params["key_id"], by)
         return answer(key.public(time.time()))
 
     async def rotate_key(self, request: Request) -> Response:
-        by, body = await change(self._gate, request, RotateBody)
+        by, body = await change(self._services, request, RotateBody)
         key, secret = await in_thread(self._accounts.keys.rotate, request.path_params["key_id"], body.grace_s, by)
         return answer(key.public(time.time()) | {"secret": secret})
 
     async def orgs(self, request: Request) -> Response:
-        await enter(self._gate, request)
+        await enter(self._services, request)
         query = _query(OrgsQuery, request)
         found = await in_thread(self._accounts.directory.orgs, query.after, query.limit + 1)
         return page([org.public() for org in found], query.limit)
 
     async def create_org(self, request: Request) -> Response:
-        by, body = await change(self._gate, request, OrgBody)
+        by, body = await change(self._services, request, OrgBody)
         return answer((await in_thread(self._accounts.directory.create_org, body.org, by)).public())
 
     async def projects(self, request: Request) -> Response:
-        await enter(self._gate, request)
+        await enter(self._services, request)
         query = _query(ProjectsQuery, request)
         found = await in_thread(self._accounts.directory.projects, query.org)
         return page([project.public() for project in found])
 
     async def set_project(self, request: Request) -> Response:
-        by, body = await change(self._gate, request, ProjectBody)
+        by, body = await change(self._services, request, ProjectBody)
         set_project = self._accounts.directory.set_project
         project = await in_thread(set_project, body.org, body.project, body.monthly_tokens, body.hard_stop, by)
         return answer(project.public())
 
     async def audit(self, request: Request) -> Response:
-        await enter(self._gate, request)
+        await enter(self._services, request)
         query = _query(AuditQuery, request)
         found = await in_thread(self._accounts.directory.audit, query.after, query.limit + 1)
         return page([entry.public() for entry in found], query.limit)
 
     async def usage(self, request: Request) -> Response:
-        await enter(self._gate, request)
+        await enter(self._services, request)
         query = _query(UsageQuery, request)
         groups = [name.strip() for name in query.group_by.split(",") if name.strip()]
         if unknown := [name for name in groups if name not in GROUPS]:
@@ -169,7 +169,7 @@ class _Admin:
         return page(rows)
 
     def _check_tier(self, tier: str) -> None:
-        config = self._gate.config
+        config = self._services.config
         if resolve(config.tiers, config.default_tier, tier) is None:
             raise unsupported_choice("tier", tier, list(config.tiers))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Protocol
 
 from deployments.channel.replica_info import ReplicaState, Vacancy
@@ -19,7 +19,7 @@ class Backend(Protocol):
 
     def generate(
         self, model_id: str, requests: tuple[GenerateRequest, ...], streamed: bool, origin: Origin
-    ) -> AsyncIterator[list[TokenDelta]]:
+    ) -> AsyncGenerator[list[TokenDelta], None]:
         """The deltas of all the requests and their choices, interleaved, each choice ending with exactly one delta
         that has a finish_reason; as they come if `streamed`, else most in the end. Closing or cancelling the iterator
         aborts whatever still runs. Raises InvalidRequestError and its kin, ModelUnavailableError, QueueFullError (all

@@ -62,36 +62,44 @@ def clip(text: str, limit: int = 100) -> str:
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """The request is wrong in itself."""
     return ApiError(400, message, INVALID, param, code)
 
 
 def unsupported(param: str, message: str, code: str = "unsupported_parameter") -> ApiError:
+    """The request is right by the OpenAI API, but asks for what this server does not have."""
     return ApiError(400, message, INVALID, param, code)
 
 
 def model_not_found(model_id: str) -> ApiError:
+    """There is no such model, or not for this client, which must not learn which of both it is."""
     message = f"The model `{clip(model_id)}` does not exist or you do not have access to it."
     return ApiError(404, message, INVALID, "model", "model_not_found")
 
 
 def url_not_found(method: str, path: str) -> ApiError:
+    """No endpoint has this path."""
     return ApiError(404, f"Invalid URL ({clip(method, 20)} {clip(path)})", INVALID)
 
 
 def method_not_allowed(method: str, path: str, allow: str) -> ApiError:
+    """The path has endpoints for other methods: `allow`, separated by commas."""
     message = f"Not allowed to {clip(method, 20)} on {clip(path)}. Allowed: {allow}."
     return ApiError(405, message, INVALID, None, "method_not_supported", {"allow": allow})
 
 
 def unknown_tier(name: str) -> ApiError:
+    """The key names a tier that the configuration no longer has."""
     return ApiError(403, f"The service tier '{clip(name)}' of this API key does not exist here.", INVALID)
 
 
 def body_too_large(limit: int) -> ApiError:
+    """The body has more than `limit` bytes, unpacked."""
     return ApiError(413, f"The request body is too large: at most {limit} bytes are allowed.", INVALID)
 
 
 def internal() -> ApiError:
+    """A fault that nobody foresaw."""
     return ApiError(500, "The server had an error while processing your request. Sorry about that!", SERVER)
 
 

@@ -9,14 +9,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, field_validator
 _EXACT = 2**53  # beyond, a double is not the integer that was meant
 
 
-def whole(value: Any) -> Any:
+def as_integer(value: Any) -> Any:
     """The integer that a decimal without a fraction is; everything else as it came."""
     if type(value) is float and value.is_integer() and abs(value) <= _EXACT:
         return int(value)
     return value
 
 
-Integer = Annotated[int, BeforeValidator(whole)]
+Integer = Annotated[int, BeforeValidator(as_integer)]
 """Inside an array. Bounds on it would not be seen in the JSON Schema."""
 
 
@@ -27,5 +27,5 @@ class Body(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _whole(cls, value: Any) -> Any:
-        return whole(value)
+    def _as_integer(cls, value: Any) -> Any:
+        return as_integer(value)

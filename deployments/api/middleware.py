@@ -1,5 +1,5 @@
-"""The outermost layer of the ASGI app: request ids, common headers, the one place where errors become answers, and the
-record of each request."""
+"""The outermost layer of the ASGI app: request ids, common headers, errors that become answers, and the record of each
+request."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.api.body import ClientGoneError
 from deployments.api.errors import ApiError, from_exception, internal
-from deployments.observe.request_log import CLIENT_GONE, RequestLog, Trace
+from deployments.observe.request_log import CLIENT_GONE, RequestLog, RequestTrace
 from deployments.ray_serve.request_head import TOO_LARGE, request_id, too_large
 
 log = logging.getLogger(__name__)
 
 _API_VERSION = "2020-10-01"
 _UNLOGGED = ("/health", "/metrics")
+# Of a refused request's body, which most clients send to its end before they look at the answer: how much is read and
+# dropped, how long the client may pause meanwhile, and how long that may take. Beyond, the connection is closed.
 _DRAIN_BYTES = 64 * 1024 * 1024
 _DRAIN_IDLE_S = 2.0
 _DRAIN_S = 10.0
 
 
-class Edge:
+class RequestMiddleware:
     """`on_finished` is called once per request, on the event loop, also for those that fail or whose client leaves;
     not for health checks and metrics. `direct`: by path, apps that get their POST requests from here, without what
     FastAPI does before it finds them."""
@@ -42,25 +44,26 @@ class Edge:
         self._on_finished = on_finished
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI. Raises only after an answer has begun, so that the server cuts the connection."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         now = time.perf_counter()
         identity = request_id(scope["headers"]).decode("ascii")  # never a key below the gateway: clients may share one
-        trace = Trace(identity, scope["method"], scope["path"], now, now)
+        trace = RequestTrace(identity, scope["method"], scope["path"], now, now)
         scope["state"] = {**scope.get("state", {}), "trace": trace}
-        body = _Body(scope, receive)
-        answer = _Answer(trace, send)
+        body = _RequestBody(scope, receive)
+        response = _Response(trace, send)
         try:
             _check_head(scope)
-            await self._next(scope)(scope, body.receive, answer.send)
+            await self._next(scope)(scope, body.receive, response.send)
         except ClientGoneError:
             trace.status = CLIENT_GONE
         except asyncio.CancelledError:
             trace.status = CLIENT_GONE
             raise
         except Exception as error:
-            await _report(error, trace, body, answer)
+            await _refuse(error, trace, body, response)
         finally:
             if self._on_finished is not None and not trace.path.startswith(_UNLOGGED):
                 self._on_finished(trace.record(time.perf_counter()))
@@ -71,12 +74,13 @@ class Edge:
         return self._direct.get(scope["path"].removeprefix(scope.get("root_path", "")), self._app)
 
 
-def trace_of(scope: Scope) -> Trace:
-    trace: Trace = scope["state"]["trace"]
+def trace_of(scope: Scope) -> RequestTrace:
+    """The record in progress of a request that came through RequestMiddleware."""
+    trace: RequestTrace = scope["state"]["trace"]
     return trace
 
 
-class _Body:
+class _RequestBody:
     """Watches the request body go by, to know whether the client is still sending."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
@@ -90,8 +94,7 @@ class _Body:
         return message
 
     async def drain(self) -> bool:
-        """Read and drop the rest, within bounds: most clients look at an answer only when they have sent everything.
-        False when there is still more."""
+        """Read and drop the rest, within bounds. False when there is still more."""
         size = 0
         try:
             async with asyncio.timeout(_DRAIN_S):
@@ -104,10 +107,10 @@ class _Body:
         return self._ended
 
 
-class _Answer:
-    """Adds the common headers on the way out."""
+class _Response:
+    """Adds the common headers to the answer on its way out."""
 
-    def __init__(self, trace: Trace, send: Send) -> None:
+    def __init__(self, trace: RequestTrace, send: Send) -> None:
         self._trace = trace
         self._send = send
         self.started = False
@@ -129,21 +132,28 @@ class _Answer:
         await self._send(message)
 
 
-async def _report(error: Exception, trace: Trace, body: _Body, answer: _Answer) -> None:
-    reported = from_exception(error)
-    if reported is None:
+def reported(error: Exception, trace: RequestTrace) -> ApiError:
+    """What the client is told of `error`, noted in the request's record. Unforeseen errors go to the server's log."""
+    answer = from_exception(error)
+    if answer is None:
         log.error("request %s failed", trace.request_id, exc_info=error)
-        reported = internal()
-    trace.error = reported.code or reported.type
-    if answer.started:
+        answer = internal()
+    trace.error = answer.code or answer.type
+    return answer
+
+
+async def _refuse(error: Exception, trace: RequestTrace, body: _RequestBody, response: _Response) -> None:
+    answer = reported(error, trace)
+    if response.started:
         raise error  # too late for another status: the server cuts the connection
-    headers = dict(reported.headers)  # "connection: close" in them: the client's sending is not worth waiting for
+    headers = dict(answer.headers)  # "connection: close" in them: the client's sending is not worth waiting for
     if headers.get("connection") != "close" and not await body.drain():
         headers["connection"] = "close"
-    await send_json(answer.send, reported.status, reported.body(), headers)
+    await send_json(response.send, answer.status, answer.body(), headers)
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+    """A whole answer whose `body` is JSON."""
     raw = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     raw += [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})

@@ -53,12 +53,14 @@ def logit_biases(value: Mapping[str, float] | None, vocab_size: int) -> tuple[tu
 
 
 def token_ids(param: str, ids: list[int], vocab_size: int) -> frozenset[int]:
+    """`ids` if all are tokens of the vocabulary. Raises ApiError 400."""
     for i, token_id in enumerate(ids):
         check_token_id(f"{param}[{i}]", token_id, vocab_size)
     return frozenset(ids)
 
 
 def check_token_id(param: str, token_id: int, vocab_size: int) -> None:
+    """Raises ApiError 400 for what is no token of the vocabulary."""
     if token_id < 0:
         raise out_of_range(param, token_id, 0, ">=")
     if token_id >= vocab_size:
@@ -76,6 +78,7 @@ def refuse_unsupported_chat(body: ChatBody) -> None:
 
 
 def refuse_unsupported_completion(body: CompletionBody) -> None:
+    """As refuse_unsupported_chat()."""
     if body.suffix:
         raise unsupported("suffix", "Unsupported parameter: 'suffix' is not supported with this model.")
     n = body.n or 1

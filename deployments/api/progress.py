@@ -1,31 +1,31 @@
-"""What a job has produced so far: which choices have ended, how, after how many tokens."""
+"""What has been generated for a request so far: which choices have ended, how, after how many tokens."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from deployments.api.errors import cut_short, internal
-from deployments.api.requests import Job
+from deployments.api.requests import PreparedRequest
 from engine.types import FinishReason, Timings, TokenDelta
 
 FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
-class Tally:
-    """Fed every delta of one job, in order."""
+class GenerationProgress:
+    """Fed every delta of one request, in order."""
 
-    def __init__(self, job: Job) -> None:
-        self._n = job.n
-        self._request_index = {request.request_id: i for i, request in enumerate(job.requests)}
-        self._completion = [0] * (job.n * len(job.requests))
-        self._cached = [0] * len(job.requests)
+    def __init__(self, prepared: PreparedRequest) -> None:
+        self._n = prepared.n
+        self._request_index = {request.request_id: i for i, request in enumerate(prepared.requests)}
+        self._completion = [0] * (prepared.n * len(prepared.requests))
+        self._cached = [0] * len(prepared.requests)
         self._reasons: list[str | None] = [None] * len(self._completion)
         self._open = len(self._completion)
-        self.prompt_tokens = sum(len(request.prompt) for request in job.requests)
+        self.prompt_tokens = sum(len(request.prompt) for request in prepared.requests)
         self.timings: Timings | None = None
 
     def add(self, delta: TokenDelta) -> int:
-        """The delta's choice, counted over the whole job. Raises ApiError when the engine gave the choice up."""
+        """The delta's choice, counted over all of its requests. Raises ApiError when the engine gave the choice up."""
         request = self._request_index[delta.request_id]
         choice = request * self._n + delta.index
         self._completion[choice] = delta.num_completion_tokens
@@ -45,18 +45,22 @@ class Tally:
 
     @property
     def complete(self) -> bool:
+        """Whether all choices have ended."""
         return self._open <= 0
 
     @property
     def cached_tokens(self) -> int:
+        """Of all prompts, those that were found in a prefix cache."""
         return sum(self._cached)
 
     @property
     def completion_tokens(self) -> int:
+        """Of all choices."""
         return sum(self._completion)
 
     @property
     def finish_reasons(self) -> tuple[str, ...]:
+        """Of the choices that have ended, in OpenAI's words."""
         return tuple(reason for reason in self._reasons if reason is not None)
 
     def usage(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from deployments.api.errors import ApiError, invalid
-from deployments.api.integers import whole
+from deployments.api.integers import as_integer
 from deployments.api.options import check_token_id
 from deployments.api.validation_errors import missing, wrong_type
 from deployments.routing.served_model import ServedModel
@@ -42,7 +42,7 @@ def read_prompts(value: Any, model: ServedModel, max_prompts: int) -> list[tuple
     raise wrong_type("prompt[0]", "a string, a token id or an array of token ids", value[0])
 
 
-def refuse_hopeless(texts: Iterable[str], model: ServedModel, param: str | None) -> None:
+def refuse_too_long(texts: Iterable[str], model: ServedModel, param: str | None) -> None:
     """Raises ContextLengthError for text that cannot fit, however it is tokenized: no tokenizing of megabytes."""
     least = sum(model.text.tokenizer.min_tokens_of(text) for text in texts)
     if least > model.max_model_len:
@@ -75,7 +75,7 @@ def room(model: ServedModel, num_prompt: int, asked: int | None, default: int | 
 def _encode(param: str, text: str, model: ServedModel) -> tuple[int, ...]:
     if not text:
         raise _empty(param)
-    refuse_hopeless((text,), model, None)
+    refuse_too_long((text,), model, None)
     ids = tuple(model.text.tokenizer.encode(text))
     if not ids:
         raise _empty(param)
@@ -86,7 +86,7 @@ def _ids(param: str, ids: list[Any], model: ServedModel) -> tuple[int, ...]:
     if not ids:
         raise _empty(param)
     if set(map(type, ids)) != {int}:
-        ids = [whole(token_id) for token_id in ids]
+        ids = [as_integer(token_id) for token_id in ids]
     vocab_size = model.text.tokenizer.vocab_size
     for i, token_id in enumerate(ids):
         if type(token_id) is not int:

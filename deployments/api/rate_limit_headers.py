@@ -58,6 +58,7 @@ def too_many(refusal: Refusal, model: str) -> ApiError:
 
 
 def cannot_count(error: StoreDownError) -> ApiError:
+    """The 503 while the counts are out of reach."""
     message = "The server cannot check rate limits at the moment. Please retry shortly."
     return ApiError(
         503,

@@ -1,9 +1,9 @@
 """The bodies of the generation endpoints: which fields there are, of which types, in which ranges.
 
 Only what can be said without the model is checked here. Fields whose shapes vary (prompt, messages, tools, stop,
-response_format, ...) come through as they are and are read in prompts.py, messages.py and options.py; shapes.py has
-their shapes for the API's description. A null is the same as an absent field. Fields we accept and ignore are hints
-(user, store, ...): ignoring them changes no answer.
+response_format, ...) come through as they are and are read in prompts.py, messages.py and options.py;
+field_schemas.py has their shapes for the API's description. A null is the same as an absent field. Fields that are
+accepted and ignored are hints (user, store, ...): ignoring them changes no answer.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ _Refused = Annotated[Any, WithJsonSchema(shapes.UNSUPPORTED)]
 
 
 class StreamOptions(Body):
+    """`include_obfuscation` is a hint and not used."""
+
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
@@ -68,6 +70,8 @@ class GenerationBody(Body):
 
 
 class ChatBody(GenerationBody):
+    """Of POST /v1/chat/completions."""
+
     model_config = ConfigDict(json_schema_extra={"required": ["model", "messages"]})
 
     messages: Annotated[Any, WithJsonSchema(shapes.MESSAGES)] = None
@@ -98,6 +102,8 @@ class ChatBody(GenerationBody):
 
 
 class CompletionBody(GenerationBody):
+    """Of POST /v1/completions."""
+
     model_config = ConfigDict(json_schema_extra={"required": ["model", "prompt"]})
 
     prompt: Annotated[Any, WithJsonSchema(shapes.PROMPT)] = None
@@ -109,6 +115,8 @@ class CompletionBody(GenerationBody):
 
 
 class TokenizeBody(Body):
+    """Of POST /tokenize: either a prompt or messages."""
+
     model: str
     prompt: str | None = None
     messages: Annotated[Any, WithJsonSchema({"anyOf": [shapes.MESSAGES, {"type": "null"}]})] = None
@@ -118,6 +126,8 @@ class TokenizeBody(Body):
 
 
 class EmbeddingsBody(Body):
+    """Of POST /v1/embeddings."""
+
     model: str
     input: Annotated[Any, WithJsonSchema(shapes.PROMPT)]
     encoding_format: Literal["float", "base64"] | None = None

@@ -19,7 +19,7 @@ from deployments.api.options import (
     token_ids,
     tools,
 )
-from deployments.api.prompts import read_prompts, refuse_hopeless, room
+from deployments.api.prompts import read_prompts, refuse_too_long, room
 from deployments.api.request_types import ChatBody, CompletionBody, GenerationBody, TokenizeBody, parse
 from deployments.api.tier_limits import check_ceiling, default_tokens
 from deployments.api.token_text import Echo, echo
@@ -48,7 +48,7 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PreparedRequest:
     """One HTTP request, ready to run, for `tenant` in the tier called `tier`. Choice `i * n + j` is choice j of
     `requests[i]`. `logprobs`: how many alternatives each reported token has, None for no report. `prompt_logprobs`:
     the same for the prompt, where the client asked for it by that name. `echoes`: one per request when prompts are to
@@ -69,14 +69,15 @@ class Job:
 
     @property
     def n(self) -> int:
+        """Choices of each of `requests`."""
         return self.requests[0].sampling.n
 
 
 T = TypeVar("T")
-Prepare = Callable[[dict[str, Any], Caller], Job]
+Prepare = Callable[[dict[str, Any], Caller], PreparedRequest]
 
 
-def chat_job(fields: dict[str, Any], caller: Caller) -> Job:
+def prepare_chat(fields: dict[str, Any], caller: Caller) -> PreparedRequest:
     """Raises ApiError, InvalidRequestError and its kin, or ModelUnavailableError."""
     body = parse(ChatBody, fields, caller.config.unknown_fields)
     model = find_model(caller, body.model)
@@ -90,12 +91,12 @@ def chat_job(fields: dict[str, Any], caller: Caller) -> Job:
     default = default_tokens(caller.tier, None, len(prompt), body.n or 1)
     max_tokens = room(model, len(prompt), asked, default, "messages")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    job = _job("chatcmpl", body, model, caller, [prompt], [max_tokens], logprobs, False)
-    return replace(job, origin=Origin("/chat/completions", fields, job.tier))
+    prepared = _prepared("chatcmpl", body, model, caller, [prompt], [max_tokens], logprobs, False)
+    return replace(prepared, origin=Origin("/chat/completions", fields, prepared.tier))
 
 
-def completion_job(fields: dict[str, Any], caller: Caller) -> Job:
-    """Raises as chat_job does."""
+def prepare_completion(fields: dict[str, Any], caller: Caller) -> PreparedRequest:
+    """Raises as prepare_chat does."""
     body = parse(CompletionBody, fields, caller.config.unknown_fields)
     model = find_model(caller, body.model)
     refuse_unsupported_completion(body)
@@ -104,8 +105,8 @@ def completion_job(fields: dict[str, Any], caller: Caller) -> Job:
     num_prompt, num_choices = sum(map(len, prompts)), len(prompts) * (body.n or 1)
     default = default_tokens(caller.tier, _DEFAULT_COMPLETION_TOKENS, num_prompt, num_choices)
     max_tokens = [room(model, len(prompt), body.max_tokens, default, None) for prompt in prompts]
-    job = _job("cmpl", body, model, caller, prompts, max_tokens, body.logprobs, bool(body.echo))
-    return replace(job, origin=Origin("/completions", fields, job.tier))
+    prepared = _prepared("cmpl", body, model, caller, prompts, max_tokens, body.logprobs, bool(body.echo))
+    return replace(prepared, origin=Origin("/completions", fields, prepared.tier))
 
 
 def tokenize(fields: dict[str, Any], caller: Caller) -> dict[str, Any]:
@@ -117,7 +118,7 @@ def tokenize(fields: dict[str, Any], caller: Caller) -> dict[str, Any]:
     if body.prompt is not None:
         if body.tools is not None:
             raise invalid("'tools' is only allowed together with 'messages'.", "tools")
-        refuse_hopeless((body.prompt,), model, "prompt")
+        refuse_too_long((body.prompt,), model, "prompt")
         ids: Sequence[int] = model.text.tokenizer.encode(body.prompt)
     else:
         ids = _render(model, read_messages(body.messages), body)
@@ -166,7 +167,7 @@ def _render(model: ServedModel, messages: list[Message], body: ChatBody | Tokeni
         message = f"The model `{model.id}` has no chat template: use /v1/completions."
         raise invalid(message, "model", "unsupported_value")
     shown = tools(body.tools, body.tool_choice if isinstance(body, ChatBody) else None)
-    refuse_hopeless((m["content"] for m in messages), model, "messages")
+    refuse_too_long((m["content"] for m in messages), model, "messages")
     try:
         ids = model.text.chat_template.encode(
             messages, tools=shown, add_generation_prompt=opens, continue_final_message=continues
@@ -176,7 +177,7 @@ def _render(model: ServedModel, messages: list[Message], body: ChatBody | Tokeni
     return tuple(ids)
 
 
-def _job(
+def _prepared(
     kind: str,
     body: GenerationBody,
     model: ServedModel,
@@ -185,7 +186,7 @@ def _job(
     max_tokens: list[int],
     logprobs: int | None,
     repeat: bool,
-) -> Job:
+) -> PreparedRequest:
     if body.stream_options is not None and not body.stream:
         raise invalid("The 'stream_options' parameter is only allowed when 'stream' is enabled.", "stream_options")
     if body.prompt_logprobs is not None and body.stream:
@@ -206,7 +207,7 @@ def _job(
         GenerateRequest(f"{unique}-{i}", prompt, replace(sampling, max_tokens=limit), priority, None, salt, org)
         for i, (prompt, limit) in enumerate(zip(prompts, max_tokens, strict=True))
     )
-    return Job(
+    return PreparedRequest(
         id=unique,
         created=int(time.time()),
         tenant=caller.tenant,

@@ -13,6 +13,8 @@ Finish = Literal["stop", "length"]
 
 @_exact
 class ErrorDetail(TypedDict):
+    """What is wrong: for people, and for programs by `type`, `param` and `code`."""
+
     message: str
     type: str
     param: str | None
@@ -28,12 +30,16 @@ class Error(TypedDict):
 
 @_exact
 class PromptDetails(TypedDict):
+    """`cached_tokens` were found in the prefix cache."""
+
     cached_tokens: int
     audio_tokens: int
 
 
 @_exact
 class CompletionDetails(TypedDict):
+    """All 0: there is nothing of this kind here."""
+
     reasoning_tokens: int
     audio_tokens: int
     accepted_prediction_tokens: int
@@ -53,6 +59,8 @@ class Usage(TypedDict):
 
 @_exact
 class TopToken(TypedDict):
+    """`bytes` are the UTF-8 of `token`; a token that is not whole characters is written `bytes:` and its bytes."""
+
     token: str
     logprob: float
     bytes: list[int]
@@ -60,17 +68,23 @@ class TopToken(TypedDict):
 
 @_exact
 class Token(TopToken):
+    """The chosen token, and the likeliest ones at its place."""
+
     top_logprobs: list[TopToken]
 
 
 @_exact
 class ChatLogprobs(TypedDict):
+    """One entry for each token of the answer."""
+
     content: list[Token]
     refusal: None
 
 
 @_exact
 class ChatMessage(TypedDict):
+    """The answer of one choice."""
+
     role: Literal["assistant"]
     content: str
     refusal: None
@@ -79,6 +93,8 @@ class ChatMessage(TypedDict):
 
 @_exact
 class ChatChoice(TypedDict):
+    """One of the `n` answers."""
+
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
@@ -95,6 +111,8 @@ class _Head(TypedDict):
 
 @_exact
 class PromptToken(TypedDict):
+    """What the model thought of a token at this place of the prompt."""
+
     logprob: float
     decoded_token: str
 
@@ -105,6 +123,8 @@ PromptLogprobs = list[dict[str, PromptToken] | None]
 
 @_exact
 class ChatCompletion(_Head):
+    """The answer to a chat that is not streamed."""
+
     object: Literal["chat.completion"]
     service_tier: str
     choices: list[ChatChoice]
@@ -114,6 +134,8 @@ class ChatCompletion(_Head):
 
 @_exact
 class ChatDelta(TypedDict):
+    """What a chunk adds to a choice."""
+
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
     refusal: NotRequired[None]
@@ -121,6 +143,8 @@ class ChatDelta(TypedDict):
 
 @_exact
 class ChatChunkChoice(TypedDict):
+    """`finish_reason` is null but in the last chunk of a choice."""
+
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
@@ -139,6 +163,8 @@ class ChatCompletionChunk(_Head):
 
 @_exact
 class TextLogprobs(TypedDict):
+    """One entry for each token, of the prompt too with `echo`. `text_offset` counts characters."""
+
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
@@ -147,6 +173,8 @@ class TextLogprobs(TypedDict):
 
 @_exact
 class TextChoice(TypedDict):
+    """One of the `n` answers of one prompt."""
+
     index: int
     text: str
     logprobs: TextLogprobs | None
@@ -156,6 +184,8 @@ class TextChoice(TypedDict):
 
 @_exact
 class Completion(_Head):
+    """The answer to prompts that is not streamed."""
+
     object: Literal["text_completion"]
     choices: list[TextChoice]
     usage: Usage
@@ -163,6 +193,8 @@ class Completion(_Head):
 
 @_exact
 class TextChunkChoice(TypedDict):
+    """`finish_reason` is null but in the last chunk of a choice."""
+
     index: int
     text: str
     logprobs: TextLogprobs | None
@@ -203,12 +235,16 @@ class Model(TypedDict):
 
 @_exact
 class ModelList(TypedDict):
+    """The models that the key may use."""
+
     object: Literal["list"]
     data: list[Model]
 
 
 @_exact
 class Tokens(TypedDict):
+    """`max_model_len`: the longest prompt and answer together."""
+
     tokens: list[int]
     count: int
     max_model_len: int
@@ -216,4 +252,6 @@ class Tokens(TypedDict):
 
 @_exact
 class Health(TypedDict):
+    """The status is `live` where only the process is asked for."""
+
     status: Literal["live", "ready", "not ready"]

@@ -23,6 +23,7 @@ _HEADERS = [
 
 
 def events(payloads: Iterable[Any]) -> bytes:
+    """Each payload as an event of JSON."""
     return b"".join(b"data: " + orjson.dumps(payload) + b"\n\n" for payload in payloads)
 
 
@@ -63,6 +64,7 @@ class EventStream:
             return self._begun
 
     async def write(self, data: bytes) -> None:
+        """One or more whole events. Raises ClientGoneError."""
         async with self._sending:
             await self._put(data, True)
 

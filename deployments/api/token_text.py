@@ -14,8 +14,8 @@ def token_bytes(text: TextModel, token_id: int) -> bytes:
     return text.tokenizer.token_bytes(token_id) or text.tokenizer.token_text(token_id).encode()
 
 
-def shown(raw: bytes) -> str:
-    """A token as a string. One that is not whole characters becomes `bytes:\\xf0\\x9f`."""
+def token_string(raw: bytes) -> str:
+    r"""A token as a string. One that is not whole characters becomes `bytes:\xf0\x9f`."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -33,6 +33,7 @@ class Offsets:
         self._chars = 0
 
     def next(self, token_id: int) -> int:
+        """Where this token begins, and the one after it will."""
         at = self._chars
         if not (self._skip_special and self._text.tokenizer.is_special(token_id)):
             self._chars += len(self._decoder.decode(token_bytes(self._text, token_id)))
@@ -48,6 +49,7 @@ class Echo:
 
 
 def echo(text: TextModel, ids: Sequence[int], skip_special: bool) -> Echo:
+    """The prompt of these token ids; its text without special tokens if `skip_special`."""
     kept = (i for i in ids if not (skip_special and text.tokenizer.is_special(i)))
     raw = b"".join(token_bytes(text, i) for i in kept)
     return Echo(tuple(ids), raw.decode("utf-8", "replace"))

@@ -62,11 +62,13 @@ def kind(value: object) -> str:
 
 
 def wrong_type(param: str, expected: str, value: object) -> ApiError:
+    """`expected` as `a string`."""
     message = f"Invalid type for '{param}': expected {expected}, but got {kind(value)} instead."
     return invalid(message, param, "invalid_type")
 
 
 def missing(param: str) -> ApiError:
+    """A required parameter is not there."""
     return invalid(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
 
 
@@ -80,6 +82,7 @@ def out_of_range(param: str, value: float, bound: float, op: str) -> ApiError:
 
 
 def unsupported_choice(param: str, value: str, allowed: Sequence[str]) -> ApiError:
+    """`value` is none of the words that the parameter may have."""
     names = ", ".join(f"'{name}'" for name in allowed)
     return invalid(f"Invalid value: '{clip(value)}'. Supported values are: {names}.", param, "invalid_value")
 

@@ -13,7 +13,7 @@ from ray import get_runtime_context, serve
 from ray.serve._private.logging_utils import get_serve_logs_dir
 from ray.serve.handle import DeploymentHandle
 
-from deployments.api.admission import Admission
+from deployments.api.rate_limiter import RateLimiter
 from deployments.config.application import ModelConfig
 from deployments.config.gateway import GatewayConfig
 from deployments.config.sampling_defaults import sampling_defaults
@@ -80,12 +80,12 @@ class Gateway:
             self._telemetry.usable,
         )
         await backend.acquaint(_ACQUAINT_S)
-        return create_app(self._config, backend, self._finished, self._admission())
+        return create_app(self._config, backend, self._finished, self._limiter())
 
-    def _admission(self) -> Admission:
+    def _limiter(self) -> RateLimiter:
         config = self._config
         store = build_store(config.limits, self._num_gateways, self._hub) if config.has_limits else MemoryStore()
-        return Admission(config, store, self._telemetry.verdict, self._telemetry.settled)
+        return RateLimiter(config, store, self._telemetry.verdict, self._telemetry.settled)
 
     async def metric_families(self) -> list[Metric]:
         """A snapshot of this gateway's metrics, for whichever gateway answers /metrics."""

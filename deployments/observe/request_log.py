@@ -40,8 +40,8 @@ class RequestLog:
 
 
 @dataclass(slots=True)
-class Trace:
-    """Notes on a request in progress. Owned by Edge, which makes it and logs it; the endpoint fills it in."""
+class RequestTrace:
+    """The record of a request in progress. RequestMiddleware makes it and logs it; the endpoint fills it in."""
 
     request_id: str
     method: str

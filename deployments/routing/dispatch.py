@@ -60,7 +60,7 @@ class Dispatcher:
         self._shadows = Shadows()
 
     async def generate(self, ask: Ask, plan: RoutePlan) -> Deltas:
-        """Deltas under the ids of `ask`, as gateway.backend.Backend.generate() promises them."""
+        """Deltas under the ids of `ask`, as api.backend.Backend.generate() promises them."""
         now_s = self._clock()
         self._budget.request(now_s)
         if plan.limits.deadline_s is not None:

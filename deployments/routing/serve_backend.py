@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -37,7 +37,7 @@ _LOOK_S = 0.02
 
 
 class ServeBackend:
-    """See gateway.backend.Backend. One per gateway replica; lives on its event loop."""
+    """See api.backend.Backend. One per gateway replica; lives on its event loop."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class ServeBackend:
 
     async def generate(
         self, model_id: str, requests: tuple[GenerateRequest, ...], streamed: bool, origin: Origin
-    ) -> AsyncIterator[list[TokenDelta]]:
+    ) -> AsyncGenerator[list[TokenDelta], None]:
         if self._known is None:
             raise ModelUnavailableError(RETRY_AFTER_S)
         first = requests[0]

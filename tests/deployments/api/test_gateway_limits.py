@@ -15,8 +15,8 @@ import pytest
 from helpers_gateway import COUNT, HI, MODEL, FakeBackend, client, demo_model, error_of, events_of
 from helpers_limits import Clock
 
-from deployments.api.admission import Admission
 from deployments.api.rate_limit_headers import duration
+from deployments.api.rate_limiter import RateLimiter
 from deployments.config.gateway import GatewayConfig
 from deployments.config.tiers import Tier
 from deployments.gateway.app import create_app
@@ -63,10 +63,10 @@ class Desk:
     def __post_init__(self) -> None:
         self.store = Watched(self.clock)
         told = self.verdicts.append
-        self.admission = Admission(self.config, self.store, lambda *v: told(v), lambda *v: told(("settled", *v)))
+        self.admission = RateLimiter(self.config, self.store, lambda *v: told(v), lambda *v: told(("settled", *v)))
 
     def http(self) -> httpx.AsyncClient:
-        return client(self.backend, self.config, admission=self.admission)
+        return client(self.backend, self.config, limiter=self.admission)
 
 
 class Watched(MemoryStore):
@@ -357,7 +357,7 @@ async def test_a_store_out_of_reach_is_a_503_with_a_time() -> None:
             raise StoreDownError
 
     settings = config()
-    async with client(FakeBackend(), settings, admission=Admission(settings, Down())) as http:
+    async with client(FakeBackend(), settings, limiter=RateLimiter(settings, Down())) as http:
         refused = await http.post(COMP, json=BODY, headers=FREE)
         assert error_of(refused, 503)["code"] == "limits_unavailable"
         assert (refused.headers["retry-after"], refused.headers["retry-after-ms"]) == ("3", "2500")
@@ -413,7 +413,7 @@ async def test_two_hundred_clients_never_exceed_a_thousand_tokens_a_minute_and_g
     clock, draw, busy_s = SlowClock(), random.Random(3), 150.0
     backend = FakeBackend(gate=lambda step: clock.sleep(draw.uniform(0.005, 0.05)))
     settings = config({"rpm": 100_000})
-    app = create_app(settings, backend, admission=Admission(settings, MemoryStore(clock)))
+    app = create_app(settings, backend, limiter=RateLimiter(settings, MemoryStore(clock)))
     begin_s, admitted = clock.now_s, list[tuple[float, int]]()
 
     async def one_client() -> None:

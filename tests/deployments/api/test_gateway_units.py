@@ -17,7 +17,7 @@ from deployments.accounts.tenant import cache_salt
 from deployments.api.body import decode, gunzip
 from deployments.api.errors import ApiError, clip, from_exception
 from deployments.api.messages import read_messages
-from deployments.api.token_text import Offsets, echo, shown, token_bytes
+from deployments.api.token_text import Offsets, echo, token_bytes, token_string
 from deployments.api.validation_errors import path
 from deployments.config.gateway import StaticKey
 from deployments.routing.errors import ModelUnavailableError
@@ -62,7 +62,7 @@ def test_offsets_point_at_their_tokens(prompt: str) -> None:
         at = offsets.next(token_id)
         assert last <= at <= len(text)
         last = at
-        if not shown(raw).startswith("bytes:"):
+        if not token_string(raw).startswith("bytes:"):
             assert text[at:].startswith(raw.decode())
 
 

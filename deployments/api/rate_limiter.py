@@ -17,14 +17,14 @@ from typing import Literal
 
 from deployments.api.body import ClientGoneError
 from deployments.api.errors import from_exception
-from deployments.api.progress import Tally
+from deployments.api.progress import GenerationProgress
 from deployments.api.rate_limit_headers import cannot_count, headers, too_many
-from deployments.api.requests import Caller, Job
+from deployments.api.requests import Caller, PreparedRequest
 from deployments.config.gateway import GatewayConfig
 from deployments.config.tiers import UNLIMITED
 from deployments.limits.base import NOTHING, Amount, Claim, Kind, Meter, Refusal, State, Store, StoreDownError
 from deployments.limits.levels import meters
-from deployments.observe.request_log import Trace
+from deployments.observe.request_log import RequestTrace
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ Settle = Callable[[Amount], None]  # to be called once, with what was used; neve
 _ONE_REQUEST = Amount(1, 0)
 
 
-class Admission:
+class RateLimiter:
     """`store` keeps the counts. `on_verdict(tier, verdict, tokens)` and `on_settled(tier, tokens)` are told of every
     request that has limits."""
 
@@ -49,22 +49,22 @@ class Admission:
         self._on_verdict = on_verdict
         self._on_settled = on_settled
 
-    async def reserve(self, job: Job, trace: Trace) -> Settle:
-        """Takes all that `job` may need. Raises ApiError 429, or 503 while limits cannot be checked."""
-        amount = Amount(1, sum(len(r.prompt) + r.sampling.max_tokens * r.sampling.n for r in job.requests))
+    async def reserve(self, prepared: PreparedRequest, trace: RequestTrace) -> Settle:
+        """Takes all that `prepared` may need. Raises ApiError 429, or 503 while limits cannot be checked."""
+        amount = Amount(1, sum(len(r.prompt) + r.sampling.max_tokens * r.sampling.n for r in prepared.requests))
         try:
-            return await self._reserve(job, amount, trace)
+            return await self._reserve(prepared, amount, trace)
         finally:
             trace.mark("limit", time.perf_counter())
 
-    async def count_mistake(self, caller: Caller, error: Exception, trace: Trace) -> None:
+    async def count_client_error(self, caller: Caller, error: Exception, trace: RequestTrace) -> None:
         """A request that will be answered with `error` before it could be reserved for. Raises ApiError 429 when the
         tenant has no requests left, so that a broken client cannot go on for ever."""
         if isinstance(error, ClientGoneError):
             return
         reported = from_exception(error)
         if reported is None or reported.status == 429 or not 400 <= reported.status < 500:
-            await self.show(caller, trace)
+            await self.add_headers(caller, trace)
             return
         wanted = meters(caller.tenant, caller.tier, self._config.limits, trace.model)
         wanted = tuple(meter for meter in wanted if meter.kind is not Kind.CONCURRENT)
@@ -81,7 +81,7 @@ class Admission:
             raise too_many(outcome, trace.model or "any model")
         self._store.settle(claim, _ONE_REQUEST)
 
-    async def show(self, caller: Caller, trace: Trace) -> None:
+    async def add_headers(self, caller: Caller, trace: RequestTrace) -> None:
         """Notes the tenant's limits for the answer of a request that does not count."""
         if wanted := meters(caller.tenant, caller.tier, self._config.limits, None):
             try:
@@ -93,23 +93,23 @@ class Admission:
         """To be called when no request runs any more."""
         await self._store.close()
 
-    async def _reserve(self, job: Job, amount: Amount, trace: Trace) -> Settle:
-        tier = self._config.tiers.get(job.tier, UNLIMITED)
-        wanted = meters(job.tenant, tier, self._config.limits, job.model.id)
+    async def _reserve(self, prepared: PreparedRequest, amount: Amount, trace: RequestTrace) -> Settle:
+        tier = self._config.tiers.get(prepared.tier, UNLIMITED)
+        wanted = meters(prepared.tenant, tier, self._config.limits, prepared.model.id)
         if not wanted:
             return lambda _: None
-        claim = Claim(uuid.uuid4().hex, job.tenant.org, wanted, amount)
+        claim = Claim(uuid.uuid4().hex, prepared.tenant.org, wanted, amount)
         try:
             outcome = await self._store.reserve(claim)
         except StoreDownError as error:
-            self._tell(job.tier, "store_down", 0)
+            self._tell(prepared.tier, "store_down", 0)
             raise cannot_count(error) from None
         trace.headers.update(headers(outcome.states))
         if isinstance(outcome, Refusal):
-            self._tell(job.tier, _verdict(outcome), 0)
-            raise too_many(outcome, job.model.id)
-        self._tell(job.tier, "admitted", amount.tokens)
-        return lambda used: self._settle(claim, job.tier, used)
+            self._tell(prepared.tier, _verdict(outcome), 0)
+            raise too_many(outcome, prepared.model.id)
+        self._tell(prepared.tier, "admitted", amount.tokens)
+        return lambda used: self._settle(claim, prepared.tier, used)
 
     def _settle(self, claim: Claim, tier: str, used: Amount) -> None:
         self._store.settle(claim, used)
@@ -132,13 +132,13 @@ def _verdict(refusal: Refusal) -> Verdict:
     return "concurrent"
 
 
-def cost(tally: Tally, failure: BaseException | None, streamed: bool) -> Amount:
+def cost(progress: GenerationProgress, failure: BaseException | None, streamed: bool) -> Amount:
     """What a request took that ended with `failure`, or None when it was answered to its end. `streamed`: tokens went
     out as they came."""
-    spent = Amount(1, tally.prompt_tokens + tally.completion_tokens)
+    spent = Amount(1, progress.prompt_tokens + progress.completion_tokens)
     if failure is None or isinstance(failure, (asyncio.CancelledError, ClientGoneError)):
         return spent
-    if streamed and tally.completion_tokens:
+    if streamed and progress.completion_tokens:
         return spent
     reported = from_exception(failure) if isinstance(failure, Exception) else None
     return _ONE_REQUEST if reported is not None and reported.status < 500 else NOTHING
