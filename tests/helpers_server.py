@@ -87,12 +87,21 @@ class Server:
 
     @classmethod
     def start(cls, log: Path, *settings: str, config: str = "cluster_configs/local-cpu.yaml") -> Server:
+        """`settings`: as for --set, or NAME=VALUE for the environment."""
         port = free_port()
-        sets = [part for setting in settings for part in ("--set", setting)]
+        environment = dict(setting.split("=", 1) for setting in settings if setting.partition("=")[0].isupper())
+        changes = [setting for setting in settings if setting.partition("=")[0] not in environment]
+        sets = [part for change in changes for part in ("--set", change)]
         command = [*SLUICE, "serve", "--config", config, "--port", str(port), *sets]
         with log.open("wb") as out:
             process = subprocess.Popen(
-                command, cwd=ROOT, stdout=out, stderr=out, start_new_session=True, preexec_fn=end_with_parent
+                command,
+                cwd=ROOT,
+                env=os.environ | environment,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                preexec_fn=end_with_parent,
             )
         numbers = dict(setting.split("=", 1) for setting in settings)
         server = cls(process, port, log, int(numbers.get("replicas", 1)), int(numbers.get("gateway_replicas", 1)))
@@ -192,6 +201,11 @@ class Server:
     def processes(self, title: str = "") -> list[int]:
         """Its living descendants whose command line contains `title`."""
         return [pid for pid in _below(self.process.pid) if title in _command(pid)]
+
+    @staticmethod
+    def command(pid: int) -> str:
+        """The command line of a process; empty when it has ended."""
+        return _command(pid)
 
     def kill_one(self, title: str) -> None:
         [pid] = self.processes(title)

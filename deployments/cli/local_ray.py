@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from deployments.cli import processes
-from deployments.ray_serve.flags import haproxy_env, serve_env
+from deployments.ray_serve import haproxy, loopback, way_in
+from deployments.ray_serve.flags import serve_env
+from deployments.ray_serve.way_in import WayIn
 
 _PREFIX = "sluice-"  # short: paths of unix sockets below it must stay under 107 bytes
 _OBJECT_STORE_BYTES = 100 * 2**20  # requests and tokens travel by gRPC, not through the object store
@@ -27,6 +29,7 @@ _END_GRACE_S = 3.0
 _STARTS = 2
 _PORTS_FROM = 20000  # above those that Ray gives its workers
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_SERVES_PROXY = WayIn("it is the simplest")
 
 
 class StartError(Exception):
@@ -34,11 +37,15 @@ class StartError(Exception):
 
 
 class LocalRay:
-    """Owns its processes and a directory below /tmp, which has the logs. Everything listens on loopback."""
+    """Owns its processes and a directory below /tmp, which has the logs. Everything listens on loopback, but for the
+    HTTP port, which listens on the host of what is deployed."""
 
-    def __init__(self, num_cpus: int) -> None:
-        """`num_cpus` is how much the actors may reserve together: a number for Ray's scheduler, no limit."""
+    def __init__(self, num_cpus: int, host: str = "127.0.0.1", way: WayIn = _SERVES_PROXY) -> None:
+        """`num_cpus` is how much the actors may reserve together: a number for Ray's scheduler, no limit. `host` and
+        `way`: where requests come in, and through what."""
         self._num_cpus = num_cpus
+        self._host = host
+        self._way = way
         self._dir: Path | None = None
         self._apps: list[str] = []
         self.metrics_port = 0  # known after start()
@@ -52,8 +59,11 @@ class LocalRay:
         when somebody else is quicker, its node ends without a word."""
         remove_stale()
         self._dir = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir="/tmp"))
-        if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
-            _set_defaults(haproxy_env(f"{self._dir}/h", free_port(), free_port()))
+        if self._way.program is not None:
+            ports = [free_port() for _ in range(3)]
+            settings = haproxy.prepare(self._dir / "h", self._way.program, self._host, ports)
+            _set_defaults(settings)
+            os.environ |= {name: settings[name] for name in (way_in.SWITCH, haproxy.PROGRAM)}  # the launcher must be it
         fault = ""
         for _ in range(_STARTS):
             try:
@@ -86,6 +96,8 @@ class LocalRay:
         from ray.serve.schema import ServeDeploySchema
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        if self._way.program is not None:  # gateways are behind HAProxy, which finds them on loopback only
+            raw = {**raw, "http_options": {**raw.get("http_options", {}), "host": haproxy.LOOPBACK}}
         config = ServeDeploySchema.model_validate(raw)
         serve.start(
             proxy_location=config.proxy_location,
@@ -193,6 +205,7 @@ def _environment() -> dict[str, str]:
     return serve_env() | {
         # Ray then takes the loopback address for this node, and none of its ports is reachable from outside.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        loopback.SWITCH: "1",  # nor any of Serve's
         # A token of this run's own, instead of one written to the home directory.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),

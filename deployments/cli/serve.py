@@ -68,24 +68,28 @@ def run(args: argparse.Namespace) -> int:
 def _serve(args: argparse.Namespace) -> int:
     set_environment()
     from deployments.config.serve_file import ConfigFileError
+    from deployments.ray_serve import way_in
 
     try:
         file = _load(args)
         key = _first_key(file)
         _need_database(file)
         _need_port(file.host, file.port)
+        way = way_in.choose(file.raw.get("http_options", {}), os.environ)
     except ConfigFileError as error:
         more = len(error.problems) - 1
         hint = f" (and {more} more: sluice check {args.config})" if more and args.config else ""
         return _refuse(error.problems[0] + hint, 2)
+    except FileNotFoundError as error:
+        return _refuse(str(error), 2)
     needed = sum(m.most_replicas * m.num_cpus for m in file.config.models) + 2
-    node = LocalRay(num_cpus=max(os.cpu_count() or 1, math.ceil(needed)))
+    node = LocalRay(max(os.cpu_count() or 1, math.ceil(needed)), file.host, way)
     drain_s = min(_DRAIN_S, max((m.graceful_shutdown_timeout_s for m in file.config.models), default=_DRAIN_S))
     ready = False
     status = 0
     try:
         signal.signal(STOP, _stop)
-        _say("starting Ray and Serve")
+        _say(f"starting Ray and Serve; {way}")
         node.start()
         node.deploy(file.raw)
         _wait_running(node)

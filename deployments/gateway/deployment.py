@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ from deployments.limits.memory import MemoryStore
 from deployments.observe.access_log import Journal
 from deployments.observe.request_log import RequestLog
 from deployments.observe.telemetry import GatewayTelemetry
+from deployments.ray_serve import way_in
+from deployments.ray_serve.loopback import keep_on_loopback
 from deployments.routing.serve_backend import ServeBackend
 from deployments.routing.served_model import ServedModel
 from engine.models.locate import resolve
@@ -47,6 +50,7 @@ class Gateway:
         upstreams: Sequence[UpstreamConfig],
     ) -> None:
         """`gateways`: how many there are. `hub`: of LimitHub; None where it is not needed."""
+        keep_on_loopback()
         self._config = config
         self._models = models
         self._router = router
@@ -55,7 +59,7 @@ class Gateway:
         self._hub = hub
         self._upstreams = upstreams
         replica = serve.get_replica_context().replica_id.unique_id
-        self._telemetry = GatewayTelemetry(replica)
+        self._telemetry = GatewayTelemetry(replica, way_in.kind(os.environ))
         self._journal = Journal(Path(get_serve_logs_dir()), replica)
 
     async def __serve_build_asgi_app__(self) -> Any:

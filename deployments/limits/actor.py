@@ -16,6 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.limits.base import StoreDownError
 from deployments.limits.hub import Answer, Hub, Report
 from deployments.limits.leased import LeasedStore
+from deployments.ray_serve.loopback import keep_on_loopback
 
 _TIMEOUT_S = 2.0
 _SERIALIZATION = "pickle"  # Serve's default would bring cloudpickle's start-up cost to each message
@@ -26,6 +27,7 @@ class LimitHub:
     restarted: then, for once, a minute may hold up to twice a limit."""
 
     def __init__(self, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        keep_on_loopback()
         self._hub = Hub(lease_s)
         self._clock = clock
 

@@ -59,6 +59,7 @@ ENGINE_METRICS: Mapping[str, Definition] = {
 }
 GATEWAY_METRICS: Mapping[str, Definition] = {
     "sluicegate_http_requests": Definition("counter", "HTTP requests by status, refused ones too", ("model", "status")),
+    "sluicegate_http_proxy_info": Definition("gauge", "1, by the way requests come in: haproxy, serve", ("kind",)),
     "sluicegate_usable_replicas": Definition("gauge", "replicas that this gateway would send a request to now"),
     "sluicegate_admissions": Definition(
         "counter",

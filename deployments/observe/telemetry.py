@@ -12,8 +12,10 @@ class GatewayTelemetry:
     """Counts every HTTP answer, and shows what the gateway sees of its pools. Label values are bounded: unknown models
     count as "none"."""
 
-    def __init__(self, replica: str) -> None:
+    def __init__(self, replica: str, way_in: str) -> None:
+        """`way_in`: the kind of HTTP proxy that this gateway's requests come through."""
         self._metrics = Metrics(GATEWAY_METRICS, replica)
+        self._metrics.set("sluicegate_http_proxy_info", 1, kind=way_in)
 
     def finished(self, record: RequestLog) -> None:
         self._metrics.inc("sluicegate_http_requests", 1, model=record.model or "none", status=str(record.status))

@@ -40,22 +40,6 @@ def cluster_env() -> dict[str, str]:
     return _SERVE | {"RAY_AUTH_MODE": "token"}
 
 
-def haproxy_env(folder: str, stats_port: int, metrics_port: int) -> dict[str, str]:
-    """For a private Serve whose proxy is HAProxy (RAY_SERVE_ENABLE_HA_PROXY=1): nothing shared with other Serves of the
-    machine, and no waiting for load balancers that do not exist. HAProxy's two ports of its own, which only tell
-    counters, are open on all addresses: Serve has no setting for that."""
-    return {
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/a",  # Serve adds a long directory; paths must stay under 98 bytes
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{folder}/m",
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": folder,
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/server-state",
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-    }
-
-
 def replica_env() -> dict[str, str]:
     """For the processes that hold an engine, on top of serve_env()."""
     return dict(_REPLICA)

@@ -14,24 +14,21 @@ Enabled by RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH (see flags).
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from typing import Any
 
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deployments.ray_serve.refusals import CUT_SHORT, NOT_HERE, NOT_NOW, OUR_PATHS, RETRY_S, envelope
 from deployments.ray_serve.request_head import TOO_LARGE, request_id, too_large, with_request_id
 
 SEND_TIMEOUT = "sluicegate.send_timeout_s"
 """A key of http.response.start that gateways set: for how many seconds the client may take nothing of this answer."""
 
-_OUR_PATHS = re.compile(r".*/(?:v1/.+|health(?:/\w+)?|tokenize|metrics|openapi\.json)")  # below any route_prefix
+_OUR_PATH = re.compile(OUR_PATHS)
 _SERVE_SAYS = (404, 408, 429, 503)  # the statuses of Serve's own answers
-_RETRY = (b"retry-after", b"1")
-_NOT_HERE = "The server is starting or shutting down. Please retry shortly."
-_NOT_NOW = "The server cannot take the request now. Please retry shortly."
-_CUT_SHORT = "The server stopped working on this request before it was complete."
+_RETRY = (b"retry-after", RETRY_S.encode())
 
 
 class ProxyGuard:
@@ -49,7 +46,7 @@ class ProxyGuard:
         headers = scope["headers"]
         identity = request_id(headers)
         client = _Client(receive, send)
-        answer = _GuardedAnswer(identity, client, ours=_OUR_PATHS.fullmatch(scope["path"]) is not None)
+        answer = _GuardedAnswer(identity, client, ours=_OUR_PATH.fullmatch(scope["path"]) is not None)
         if too_large(headers):
             await answer.refuse(431, envelope(TOO_LARGE, "invalid_request_error"), (b"connection", b"close"))
             return
@@ -112,7 +109,7 @@ class _GuardedAnswer:
             kind = headers.get(b"content-type", b"")
             status = message["status"]
             if self._ours and status in _SERVE_SAYS and kind.startswith(b"text/plain"):
-                text, status = (_NOT_HERE, 503) if status == 404 else (_NOT_NOW, status)
+                text, status = (NOT_HERE, 503) if status == 404 else (NOT_NOW, status)
                 retry = (b"retry-after", headers.get(b"retry-after", _RETRY[1]))
                 await self.refuse(status, envelope(text, "service_unavailable_error"), retry)
                 return
@@ -128,7 +125,7 @@ class _GuardedAnswer:
         """Serve has nothing more to say. A gateway that died has left the answer unfinished, or not begun it."""
         if self._ended or not self._ours:
             return
-        body = envelope(_CUT_SHORT, "server_error")
+        body = envelope(CUT_SHORT, "server_error")
         if not self._begun:
             await self.refuse(503, body, _RETRY)
         elif self._events:
@@ -144,11 +141,6 @@ class _GuardedAnswer:
         ]
         await self._client.send({"type": "http.response.start", "status": status, "headers": headers})
         await self._client.send({"type": "http.response.body", "body": body})
-
-
-def envelope(message: str, kind: str) -> bytes:
-    """An error body in OpenAI's shape; `kind` is its type."""
-    return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": None}}).encode()
 
 
 def middlewares() -> list[Middleware]:

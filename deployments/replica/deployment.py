@@ -13,6 +13,7 @@ from ray.util import get_node_ip_address
 from deployments.channel.replica_info import Address, ReplicaInfo, ReplicaState
 from deployments.channel.server import ChannelServer
 from deployments.config.application import ModelConfig
+from deployments.ray_serve.loopback import keep_on_loopback
 from deployments.replica.load import LoadMeter
 from deployments.replica.pins import Pin, pin_all
 from deployments.replica.telemetry import EngineTelemetry
@@ -29,6 +30,7 @@ class ModelReplica:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, config: ModelConfig, pins: tuple[Pin, ...]
     ) -> None:
+        keep_on_loopback()
         began_s = time.monotonic()
         self._shutdown_s = config.graceful_shutdown_timeout_s
         engine = await asyncio.to_thread(Engine, config.engine)

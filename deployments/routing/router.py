@@ -7,6 +7,7 @@ from typing import Any
 
 from deployments.config.routing import RoutingConfig, compiled
 from deployments.config.routing_table import RoutingTable
+from deployments.ray_serve.loopback import keep_on_loopback
 from deployments.routing.plan import RoutePlan, RouteRequest, plan
 
 
@@ -21,6 +22,7 @@ class ModelRouter:
         standalone: tuple[str, ...] = (),
     ) -> None:
         """See router.config.compiled."""
+        keep_on_loopback()
         self._pools = pools
         self._upstreams = upstreams
         self._tiers = dict(tiers)

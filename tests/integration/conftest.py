@@ -84,6 +84,12 @@ def server(_servers: _Servers) -> Server:
 
 
 @pytest.fixture
+def serves_proxy(_servers: _Servers) -> Server:
+    """The same behind Serve's own proxy, where HAProxy is not installed or not wanted."""
+    return _servers.get("RAY_SERVE_ENABLE_HA_PROXY=0")
+
+
+@pytest.fixture
 def tight(_servers: _Servers) -> Server:
     """The same with hardly any room."""
     return _servers.get(*_TIGHT)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -137,6 +139,19 @@ def test_a_killed_router_is_not_missed(server: Server) -> None:
 
 
 def test_a_killed_gateway(server: Server) -> None:
+    with killed_gateway(server) as stream, pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
+        stream.result()
+
+
+def test_a_killed_gateway_behind_serves_proxy(serves_proxy: Server) -> None:
+    with killed_gateway(serves_proxy) as stream:
+        *rest, last = stream.result()
+        assert "error" in json.loads(last) and "[DONE]" not in rest
+
+
+@contextlib.contextmanager
+def killed_gateway(server: Server) -> Iterator[Future[list[str]]]:
+    """A stream whose gateway has been killed. One that was to come in one piece is refused."""
     begun = threading.Event()
     with ThreadPoolExecutor(8) as pool, server.http() as http:
         stream = pool.submit(broken_stream, server, begun)
@@ -144,8 +159,7 @@ def test_a_killed_gateway(server: Server) -> None:
         whole = pool.submit(http.post, COMPLETIONS, json=endless() | {"stream": False})
         until(lambda: server.metrics().total(RUNNING) == 2, "two running requests")
         server.kill_one("Gateway")
-        *rest, last = stream.result()
-        assert "error" in json.loads(last) and "[DONE]" not in rest
-        error_of(whole.result(), 503)
+        yield stream
+        assert error_of(whole.result(), 503)["type"] == "server_error"
     until_count_works(server)
     server.until_idle()  # the replica has noticed too
