@@ -41,6 +41,7 @@ ROLES = {
 }
 """Part of a process's title -> its place in the graph. What is left is Ray's own."""
 
+_WAYS = {"haproxy": "1", "serve": "0"}  # what takes requests in, and Ray's switch for it
 _TOKENS = 64
 _LONG = 256
 _STEP_MS = 30.0
@@ -69,7 +70,7 @@ class Level:
     between pieces, as they came."""
 
     streams: int
-    haproxy: bool
+    way: str
     requests: int
     added_ttft_p50_ms: float
     added_ttft_p95_ms: float
@@ -148,7 +149,7 @@ async def _drive(port: int, streams: int, requests: int, num_tokens: int) -> lis
     return [answer for answers in await asyncio.gather(*map(one, delays)) for answer in answers]
 
 
-def measure(port: int, pid: int, streams: int, haproxy: bool, rounds: int) -> Level:
+def measure(port: int, pid: int, streams: int, way: str, rounds: int) -> Level:
     """Against the running server `pid`. CPU: the medians of the rounds."""
     asyncio.run(_drive(port, min(streams, 16), 1, _TOKENS))
     pids = below(pid)
@@ -179,7 +180,7 @@ def measure(port: int, pid: int, streams: int, haproxy: bool, rounds: int) -> Le
     gaps = np.percentile([gap * 1000 for a in answers for gap in a.gaps_s], (50, 99)).round(2)
     return Level(
         streams=streams,
-        haproxy=haproxy,
+        way=way,
         requests=len(answers),
         added_ttft_p50_ms=float(added[0]),
         added_ttft_p95_ms=float(added[1]),
@@ -196,21 +197,21 @@ def _medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {role: statistics.median(r[role] for r in rounds) for role in rounds[0]}
 
 
-def _launch(haproxy: bool, port: int) -> Launch:
+def _launch(way: str, port: int) -> Launch:
     settings = {"executor": STAND_IN, "executor_options.step_ms": _STEP_MS, "max_num_seqs": 256}
     sets = [part for key, value in settings.items() for part in ("--set", f"engine.{key}={value}")]
     argv = (*SLUICE, "serve", MODEL, "--name", "demo", "--port", str(port), *sets)
-    return Launch(argv, "demo", {"RAY_SERVE_ENABLE_HA_PROXY": "1"} if haproxy else {}, start_s=_START_S)
+    return Launch(argv, "demo", {"RAY_SERVE_ENABLE_HA_PROXY": _WAYS[way]}, start_s=_START_S)
 
 
 def table(levels: Sequence[Level]) -> str:
     roles = [role for role in (*ROLES, "other") if any(role in level.token_us for level in levels)]
-    head = ["streams", "haproxy", "added TTFT p50/p95 ms", "gap p50/p99 ms", "tokens/piece", "us/request"]
+    head = ["streams", "way in", "added TTFT p50/p95 ms", "gap p50/p99 ms", "tokens/piece", "us/request"]
     head += ["us/token", *roles, "us/token, all"]
     rows = [
         [
             str(level.streams),
-            "yes" if level.haproxy else "no",
+            level.way,
             f"{level.added_ttft_p50_ms:.1f} / {level.added_ttft_p95_ms:.1f}",
             f"{level.gap_p50_ms:.1f} / {level.gap_p99_ms:.1f}",
             f"{level.tokens_per_piece:.2f}",
@@ -227,19 +228,19 @@ def table(levels: Sequence[Level]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     p = argparse.ArgumentParser(prog="python -m load_tests.graph_cost", description=(__doc__ or "").split("\n")[0])
     p.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64, 256], metavar="N")
-    p.add_argument("--haproxy", action="store_true", help="measure once more with HAProxy instead of Serve's own proxy")
+    p.add_argument("--ways", nargs="+", default=["haproxy"], choices=_WAYS, help="what takes requests in")
     p.add_argument("--rounds", type=int, default=3, help="of each number of streams (default: %(default)s)")
     p.add_argument("--out", type=Path, metavar="FILE", help="write the figures there as JSON")
     args = p.parse_args(argv)
     levels: list[Level] = []
     try:
         with tempfile.TemporaryDirectory() as folder:
-            for haproxy in (False, True) if args.haproxy else (False,):
+            for way in args.ways:
                 port = free_port()
-                with serving(_launch(haproxy, port), Path(folder) / "serve.log") as pid:
+                with serving(_launch(way, port), Path(folder) / "serve.log") as pid:
                     for streams in args.streams:
-                        print(f"{streams} streams{' behind HAProxy' if haproxy else ''}", file=sys.stderr, flush=True)
-                        levels.append(measure(port, pid, streams, haproxy, args.rounds))
+                        print(f"{streams} streams, {way}", file=sys.stderr, flush=True)
+                        levels.append(measure(port, pid, streams, way, args.rounds))
     except LoadError as error:
         print(f"load_tests.graph_cost: {error}", file=sys.stderr)
         return 1

@@ -49,12 +49,12 @@ TARGETS: Registry[Target] = Registry(
         "mock": "load_tests.gateways.targets:Direct",
         "litellm": "load_tests.gateways.targets:LiteLlm",
         "sluicegate": "load_tests.gateways.targets:Ours",
-        "sluicegate-haproxy": "load_tests.gateways.targets:OursHaProxy",
+        "sluicegate-serve": "load_tests.gateways.targets:OursBehindServe",
         "sluicegate-engine": "load_tests.gateways.targets:OwnEngine",
-        "sluicegate-engine-haproxy": "load_tests.gateways.targets:OwnEngineHaProxy",
+        "sluicegate-engine-serve": "load_tests.gateways.targets:OwnEngineBehindServe",
     },
 )
-DEFAULT = ("mock", "litellm", "sluicegate", "sluicegate-haproxy")
+DEFAULT = ("mock", "litellm", "sluicegate", "sluicegate-serve")
 """Those that call the same mock, and the mock."""
 
 
@@ -135,10 +135,10 @@ class Ours:
         return {"upstreams": [{"name": MODEL, "base_url": url, "tokenizer": _DEMO, "max_model_len": 8192}]}
 
 
-class OursHaProxy(Ours):
-    """HAProxy in the place of Serve's own proxy."""
+class OursBehindServe(Ours):
+    """Serve's own proxy in the place of HAProxy."""
 
-    env: Mapping[str, str] = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
+    env: Mapping[str, str] = {"RAY_SERVE_ENABLE_HA_PROXY": "0"}
 
 
 class OwnEngine(Ours):
@@ -152,10 +152,10 @@ class OwnEngine(Ours):
         return {"models": [{"name": MODEL, "engine": engine}]}
 
 
-class OwnEngineHaProxy(OwnEngine):
-    """HAProxy in the place of Serve's own proxy."""
+class OwnEngineBehindServe(OwnEngine):
+    """Serve's own proxy in the place of HAProxy."""
 
-    env: Mapping[str, str] = OursHaProxy.env
+    env: Mapping[str, str] = OursBehindServe.env
 
 
 def _config(served: Mapping[str, Any]) -> dict[str, Any]:

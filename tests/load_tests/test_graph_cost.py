@@ -37,7 +37,7 @@ def test_what_is_no_complete_answer_is_an_error(raw: bytes) -> None:
 
 def test_the_table_has_a_column_for_each_process() -> None:
     us = {"proxy": 40.2, "gateway": 50.0, "router": 0.0, "replica": 30.0, "other": 9.0}
-    level = Level(64, False, 256, 4.0, 9.0, 120.0, 150.0, 3.2, dict.fromkeys(us, 1000.0), us, 210.4)
+    level = Level(64, "serve", 256, 4.0, 9.0, 120.0, 150.0, 3.2, dict.fromkeys(us, 1000.0), us, 210.4)
     head, row = table([level]).splitlines()
     assert head.split()[-7:] == ["proxy", "gateway", "router", "replica", "other", "us/token,", "all"]
     assert row.split()[-8:] == ["5000", "129", "40", "50", "0", "30", "9", "210"]
