@@ -85,7 +85,7 @@ class Closed(Spec):
     concurrency: Count
 
 
-class Recorded(Spec):
+class RecordedArrivals(Spec):
     """The arrival times of the phase's trace."""
 
     kind: Literal["trace"]
@@ -94,4 +94,4 @@ class Recorded(Spec):
         yield from recorded
 
 
-Arrivals = Annotated[Poisson | Constant | Burst | Ramp | Closed | Recorded, Field(discriminator="kind")]
+Arrivals = Annotated[Poisson | Constant | Burst | Ramp | Closed | RecordedArrivals, Field(discriminator="kind")]

@@ -10,7 +10,7 @@ import orjson
 
 from load_tests.client import Endpoint
 from load_tests.errors import LoadError
-from load_tests.outcome import Outcome
+from load_tests.outcome import RequestOutcome
 from load_tests.prompts import Form, PromptWriter, Segment
 
 # Short, so that they fit into any context.
@@ -49,7 +49,7 @@ async def calibrate(endpoint: Endpoint, wanted: Literal["auto", "ids", "text"], 
     return await _words(endpoint, few)
 
 
-async def _negotiate(endpoint: Endpoint) -> Outcome:
+async def _negotiate(endpoint: Endpoint) -> RequestOutcome:
     for dropped in ("ignore_eos", "stream_options", None):
         outcome = await _probe(endpoint, Form("word"), _FEW)
         if dropped is None or not (outcome.error or "").startswith(("http 400", "http 422")):
@@ -74,7 +74,7 @@ async def _ids(endpoint: Endpoint) -> Form | None:
     return Form("id", overhead=overhead, exact=True)
 
 
-async def _words(endpoint: Endpoint, few: Outcome) -> Form:
+async def _words(endpoint: Endpoint, few: RequestOutcome) -> Form:
     counts: Sequence[int | None] = (few.prompt_tokens, (await _probe(endpoint, Form("word"), _MORE)).prompt_tokens)
     if None in counts:
         counts = [await _tokenize(endpoint, units) for units in (_FEW, _MORE)]
@@ -88,12 +88,12 @@ async def _words(endpoint: Endpoint, few: Outcome) -> Form:
     return Form("word", slope, max(0, overhead), exact=slope == 1)
 
 
-async def _probe(endpoint: Endpoint, form: Form, units: int) -> Outcome:
+async def _probe(endpoint: Endpoint, form: Form, units: int) -> RequestOutcome:
     prompt = _prompt(form, units)
     body = PromptWriter(form, 0).as_json(prompt)
     if endpoint.kind == "chat":
         body = orjson.dumps([{"role": "user", "content": prompt}])
-    outcome = Outcome(due=time.perf_counter())
+    outcome = RequestOutcome(due=time.perf_counter())
     await endpoint.send(endpoint.prepare(body, 1), outcome)
     return outcome
 

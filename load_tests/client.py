@@ -15,7 +15,7 @@ import orjson
 from deployments.upstream.events import DONE, EventParser
 from load_tests.errors import LoadError
 from load_tests.http1 import Origin, ProtocolError
-from load_tests.outcome import Outcome
+from load_tests.outcome import RequestOutcome
 
 _MAX_ERROR_BODY = 65536
 
@@ -68,7 +68,7 @@ class Endpoint:
         fixed = orjson.dumps({"model": self.model, "stream": True} | self._body | self.extensions)
         return self._post(self._path, b'%b,"max_tokens":%d,"%b":%b}' % (fixed[:-1], max_tokens, field.encode(), prompt))
 
-    async def send(self, request: bytes, outcome: Outcome) -> None:
+    async def send(self, request: bytes, outcome: RequestOutcome) -> None:
         """Fills `outcome`, whose `due` is given. Never raises but for cancellation: failures are outcomes."""
         reader = _StreamReader(outcome)
         outcome.sent = outcome.end = time.perf_counter()
@@ -115,7 +115,7 @@ class Endpoint:
 class _StreamReader:
     """Takes an answer apart as it comes: events of a stream, or the body of a refusal."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: RequestOutcome) -> None:
         self._outcome = outcome
         self._events = EventParser()
         self._refusal = b""

@@ -35,7 +35,7 @@ _WAIT_S = 180.0
 
 
 @dataclass(slots=True)
-class Answer:
+class StreamedText:
     """What one client got. `done`: the stream ended as it should."""
 
     text: str = ""
@@ -69,7 +69,7 @@ def bodies(streams: int, max_tokens: int) -> list[dict[str, Any]]:
     return made
 
 
-async def ask(http: httpx.AsyncClient, body: Mapping[str, Any], answer: Answer) -> None:
+async def ask(http: httpx.AsyncClient, body: Mapping[str, Any], answer: StreamedText) -> None:
     async with http.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code != 200:
             answer.error = f"http {response.status_code}: {(await response.aread())[:200].decode(errors='replace')}"
@@ -83,7 +83,7 @@ async def ask(http: httpx.AsyncClient, body: Mapping[str, Any], answer: Answer) 
                     _take(orjson.loads(data), answer)
 
 
-def _take(event: Mapping[str, Any], answer: Answer) -> None:
+def _take(event: Mapping[str, Any], answer: StreamedText) -> None:
     if "error" in event:
         answer.error = str(event["error"].get("message"))
         return
@@ -94,9 +94,9 @@ def _take(event: Mapping[str, Any], answer: Answer) -> None:
 
 
 async def all_at_once(
-    url: str, asked: Sequence[Mapping[str, Any]], meanwhile: Callable[[list[Answer]], Coroutine[Any, Any, None]]
-) -> list[Answer]:
-    answers = [Answer() for _ in asked]
+    url: str, asked: Sequence[Mapping[str, Any]], meanwhile: Callable[[list[StreamedText]], Coroutine[Any, Any, None]]
+) -> list[StreamedText]:
+    answers = [StreamedText() for _ in asked]
     http = httpx.AsyncClient(base_url=url, timeout=_WAIT_S, trust_env=False)
     async with http, asyncio.TaskGroup() as tasks:
         for body, answer in zip(asked, answers, strict=True):
@@ -105,7 +105,7 @@ async def all_at_once(
     return answers
 
 
-async def _nothing(_: list[Answer]) -> None:
+async def _nothing(_: list[StreamedText]) -> None:
     pass
 
 
@@ -113,7 +113,7 @@ def replicas(root: int) -> list[int]:
     return [pid for pid in below(root) if _REPLICA in title(pid)]
 
 
-async def kill_one(root: int, answers: list[Answer], share: float, shortest: int) -> None:
+async def kill_one(root: int, answers: list[StreamedText], share: float, shortest: int) -> None:
     """Once all streams have begun and `share` of the characters of the shortest answer has come on average."""
     while not all(answer.text or answer.error for answer in answers):
         await asyncio.sleep(0.01)
@@ -151,7 +151,7 @@ async def rounds(root: int, url: str, times: int, streams: int, max_tokens: int)
         await until_two(root, url)
         share = 0.1 + 0.7 * random.random()
 
-        async def kill(answers: list[Answer], share: float = share) -> None:
+        async def kill(answers: list[StreamedText], share: float = share) -> None:
             await kill_one(root, answers, share, shortest)
 
         began = time.monotonic()

@@ -53,7 +53,7 @@ _TIMING = re.compile(rb"(\w+);dur=([\d.]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StreamTimes:
     """One streamed answer. `ttft_s`: sent -> first event. `engine_s`: the part of it that was the engine's. `gaps_s`:
     between two pieces, as they came. `pieces`: HTTP chunks."""
 
@@ -103,7 +103,7 @@ class _Stream(asyncio.Protocol):
         self.closed.set_result(None)
 
 
-def parse(sent: float, arrivals: Sequence[tuple[float, bytes]]) -> Answer:
+def parse(sent: float, arrivals: Sequence[tuple[float, bytes]]) -> StreamTimes:
     """Raises LoadError for anything but a complete event stream."""
     raw = b"".join(data for _, data in arrivals)
     head, _, body = raw.partition(b"\r\n\r\n")
@@ -117,16 +117,16 @@ def parse(sent: float, arrivals: Sequence[tuple[float, bytes]]) -> Answer:
         pieces += 1
     times = [at for at, data in arrivals if b"data: " in data]
     gaps = tuple(b - a for a, b in pairwise(times))
-    return Answer(times[0] - sent, parts[b"queue"] + parts[b"prefill"], pieces, gaps)
+    return StreamTimes(times[0] - sent, parts[b"queue"] + parts[b"prefill"], pieces, gaps)
 
 
-async def _ask(port: int, request: bytes) -> Answer:
+async def _ask(port: int, request: bytes) -> StreamTimes:
     _, stream = await asyncio.get_running_loop().create_connection(lambda: _Stream(request), "127.0.0.1", port)
     await stream.closed
     return parse(stream.sent, stream.arrivals)
 
 
-async def _drive(port: int, streams: int, requests: int, num_tokens: int) -> list[Answer]:
+async def _drive(port: int, streams: int, requests: int, num_tokens: int) -> list[StreamTimes]:
     """`streams` at a time, each `requests` one after another, begun within _RAMP_S of each other."""
     body = {
         "model": "demo",
@@ -141,7 +141,7 @@ async def _drive(port: int, streams: int, requests: int, num_tokens: int) -> lis
     request = head.encode() + b"\r\nContent-Type: application/json\r\n\r\n" + data
     draw = random.Random(streams)
 
-    async def one(delay_s: float) -> list[Answer]:
+    async def one(delay_s: float) -> list[StreamTimes]:
         await asyncio.sleep(delay_s)
         return [await _ask(port, request) for _ in range(requests)]
 
@@ -157,7 +157,7 @@ def measure(port: int, pid: int, streams: int, way: str, rounds: int) -> Level:
     time.sleep(_IDLE_S)
     idle_per_s = {role: s / _IDLE_S for role, s in idle.read().items()}
 
-    def spend(num_tokens: int, requests: int) -> tuple[list[Answer], dict[str, float]]:
+    def spend(num_tokens: int, requests: int) -> tuple[list[StreamTimes], dict[str, float]]:
         """The answers, and the CPU microseconds of one by process."""
         meter, began = CpuMeter(pids, ROLES), time.perf_counter()
         answers = asyncio.run(_drive(port, streams, requests, num_tokens))
@@ -167,7 +167,7 @@ def measure(port: int, pid: int, streams: int, way: str, rounds: int) -> Level:
 
     most, about = _REQUESTS
     requests = max(4, min(most, about // streams))
-    answers: list[Answer] = []
+    answers: list[StreamTimes] = []
     shorts, longs = [], []
     for _ in range(rounds):
         some, cpu_us = spend(_TOKENS, requests)

@@ -55,7 +55,7 @@ class LogNormal(Spec):
         return min(self.max, max(self.min, round(rng.lognormvariate(math.log(self.median), self.sigma))))
 
 
-class Recorded(Spec):
+class RecordedLength(Spec):
     """The length in the phase's trace times `scale`, cut to [1, max]."""
 
     kind: Literal["trace"]
@@ -68,4 +68,4 @@ class Recorded(Spec):
         return length if self.max is None else min(length, self.max)
 
 
-Length = Annotated[Fixed | Uniform | LogNormal | Recorded, Field(discriminator="kind")]
+Length = Annotated[Fixed | Uniform | LogNormal | RecordedLength, Field(discriminator="kind")]

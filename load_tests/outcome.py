@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Outcome:
+class RequestOutcome:
     """Times are seconds of time.perf_counter(). `due`: when it should have been sent; latencies count from there, so
     that a late client never flatters the server. `events`: when text arrived; one event may carry several tokens.
     `end`: the last byte, or the failure. `phase`: its place in the scenario. `text` is kept only on demand."""

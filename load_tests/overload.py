@@ -48,7 +48,7 @@ SETTINGS = (
 
 
 @dataclass(slots=True)
-class Outcome:
+class TierOutcome:
     """What the requests of one tier met. `retry_after_s`: what those were told that were refused as too many. `other`:
     every other end, in words."""
 
@@ -66,7 +66,7 @@ class Outcome:
         return nearest_rank(sorted(self.ttft_s), q) if self.ttft_s else float("nan")
 
 
-async def ask(http: httpx.AsyncClient, model: str, tier: str, number: int, outcome: Outcome) -> bool:
+async def ask(http: httpx.AsyncClient, model: str, tier: str, number: int, outcome: TierOutcome) -> bool:
     """Whether it was served."""
     body = {"model": model, "prompt": f"Number {number}:", "max_tokens": _MAX_TOKENS, "stream": True}
     headers = {"authorization": f"Bearer {KEYS[tier]}"}
@@ -98,10 +98,10 @@ async def ask(http: httpx.AsyncClient, model: str, tier: str, number: int, outco
 async def capacity(http: httpx.AsyncClient, model: str, rounds: int) -> float:
     """Requests per second, with twice as many clients as can run at once. Each asks once before it counts."""
     clients = range(2 * _SEATS)
-    await asyncio.gather(*(ask(http, model, TIERS[0], number, Outcome()) for number in clients))
+    await asyncio.gather(*(ask(http, model, TIERS[0], number, TierOutcome()) for number in clients))
 
     async def client(number: int) -> int:
-        return sum([await ask(http, model, TIERS[0], number, Outcome()) for _ in range(rounds)])
+        return sum([await ask(http, model, TIERS[0], number, TierOutcome()) for _ in range(rounds)])
 
     began = time.monotonic()
     served = sum(await asyncio.gather(*(client(number) for number in clients)))
@@ -110,9 +110,9 @@ async def capacity(http: httpx.AsyncClient, model: str, rounds: int) -> float:
 
 async def play(
     http: httpx.AsyncClient, model: str, rates: Mapping[str, float], seconds: float, rng: random.Random
-) -> dict[str, Outcome]:
+) -> dict[str, TierOutcome]:
     """Requests of each tier at its rate per second."""
-    outcomes = {tier: Outcome() for tier in rates}
+    outcomes = {tier: TierOutcome() for tier in rates}
     due: list[tuple[float, str]] = []
     for tier, rate in rates.items():
         at_s = rng.expovariate(rate)
@@ -127,13 +127,13 @@ async def play(
     return outcomes
 
 
-async def again(http: httpx.AsyncClient, model: str, outcome: Outcome) -> float:
+async def again(http: httpx.AsyncClient, model: str, outcome: TierOutcome) -> float:
     """Of refused requests that come when they were told to, and nobody else does, the share that is served now."""
     told_s = outcome.retry_after_s[-_AGAIN:]
 
     async def late(number: int, seconds: float) -> bool:
         await asyncio.sleep(seconds)
-        return await ask(http, model, TIERS[-1], number, Outcome())
+        return await ask(http, model, TIERS[-1], number, TierOutcome())
 
     served = await asyncio.gather(*(late(number, seconds) for number, seconds in enumerate(told_s)))
     return sum(served) / max(1, len(served))
@@ -166,7 +166,7 @@ async def report(url: str, seconds: float, factor: float, seed: int) -> Table:
     return Table(title, heads, rows, [note])
 
 
-def _row(name: str, outcome: Outcome) -> tuple[str, ...]:
+def _row(name: str, outcome: TierOutcome) -> tuple[str, ...]:
     told = sorted(outcome.retry_after_s)
     return (
         name,

@@ -21,7 +21,7 @@ import orjson
 from load_tests.arrivals import Closed
 from load_tests.calibrate import calibrate, first_model
 from load_tests.client import Endpoint
-from load_tests.outcome import Outcome
+from load_tests.outcome import RequestOutcome
 from load_tests.prompts import Form, PromptWriter
 from load_tests.scenario import Phase, Scenario
 from load_tests.workload import Job, jobs, rows_of
@@ -50,7 +50,7 @@ class Run:
     form: Form
     started_at: float  # time.time()
     phases: list[PhaseRun] = field(default_factory=list)
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[RequestOutcome] = field(default_factory=list)
     num_sent: int = 0
     num_planned: int | None = None
     cpu_s: float = 0.0
@@ -190,7 +190,7 @@ class _Runner:
                 request = self._endpoint.prepare(self._conversation(said), turn.output_tokens)
                 due += turn.pause_s
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            outcome = Outcome(due, phase=load.index, turn=number)
+            outcome = RequestOutcome(due, phase=load.index, turn=number)
             more = number + 1 < len(job.turns)
             if more:
                 outcome.text = []

@@ -10,11 +10,9 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from load_tests.arrivals import Arrivals, Closed, Ramp
-from load_tests.arrivals import Recorded as RecordedArrivals
+from load_tests.arrivals import Arrivals, Closed, Ramp, RecordedArrivals
 from load_tests.errors import LoadError
-from load_tests.lengths import Length
-from load_tests.lengths import Recorded as RecordedLength
+from load_tests.lengths import Length, RecordedLength
 from load_tests.spec import Count, NotNegative, Positive, Spec
 
 SHIPPED = Path(__file__).parent / "scenarios"
@@ -37,7 +35,7 @@ class Conversations(Spec):
     think_s: NotNegative = 0.0
 
 
-class Trace(Spec):
+class TraceFile(Spec):
     """A recorded trace: `file` (relative to the scenario's), played `time_scale` times as long (0.1: ten times as
     fast), from `start_s` seconds (of the recording) on."""
 
@@ -59,7 +57,7 @@ class Phase(Spec):
     duration_s: Positive | None = None
     prefixes: Prefixes | None = None
     conversations: Conversations | None = None
-    trace: Trace | None = None
+    trace: TraceFile | None = None
     drain: bool = False
     measured: bool = True
 

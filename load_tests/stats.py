@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from load_tests.outcome import Outcome
+from load_tests.outcome import RequestOutcome
 from load_tests.scenario import Slo
 
 PERCENTILES = (50, 90, 95, 99)
@@ -49,7 +49,7 @@ class Summary:
     send_lag_ms: dict[str, float]
 
 
-def summarize(outcomes: Sequence[Outcome], slo: Slo | None = None) -> Summary:
+def summarize(outcomes: Sequence[RequestOutcome], slo: Slo | None = None) -> Summary:
     good = [o for o in outcomes if o.error is None]
     duration = max((o.end for o in outcomes), default=0.0) - min((o.due for o in outcomes), default=0.0)
     num_prompt = sum(o.prompt_tokens or 0 for o in good)
@@ -80,7 +80,7 @@ def summarize(outcomes: Sequence[Outcome], slo: Slo | None = None) -> Summary:
     )
 
 
-def keeps(outcome: Outcome, slo: Slo) -> bool:
+def keeps(outcome: RequestOutcome, slo: Slo) -> bool:
     """The limit on ITL holds for a request's mean, so that servers which send several tokens at once are judged like
     those that send each alone."""
     if outcome.error is not None:
@@ -91,15 +91,15 @@ def keeps(outcome: Outcome, slo: Slo) -> bool:
     return slo.itl_ms is None or tpot is None or tpot * 1000 <= slo.itl_ms
 
 
-def ttfts(good: Iterable[Outcome]) -> Seconds:
+def ttfts(good: Iterable[RequestOutcome]) -> Seconds:
     return _array(o.ttft_s for o in good)
 
 
-def tpots(good: Iterable[Outcome]) -> Seconds:
+def tpots(good: Iterable[RequestOutcome]) -> Seconds:
     return _array(tpot for o in good if (tpot := o.tpot_s) is not None)
 
 
-def gaps(good: Iterable[Outcome]) -> Seconds:
+def gaps(good: Iterable[RequestOutcome]) -> Seconds:
     pieces = [np.diff(np.frombuffer(o.events)) for o in good if len(o.events) > 1]
     return np.concatenate(pieces) if pieces else np.empty(0)
 

@@ -11,10 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
-from load_tests.arrivals import Closed, Ramp
-from load_tests.arrivals import Recorded as RecordedArrivals
+from load_tests.arrivals import Closed, Ramp, RecordedArrivals
 from load_tests.errors import LoadError
-from load_tests.lengths import Recorded as RecordedLength
+from load_tests.lengths import RecordedLength
 from load_tests.prompts import Segment
 from load_tests.scenario import Phase
 from load_tests.traces import Row, read_trace

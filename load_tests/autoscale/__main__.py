@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from load_tests.autoscale.one_to_two import one_to_two
-from load_tests.autoscale.validate import Comparison, markdown, validate
+from load_tests.autoscale.validate import TraceComparison, markdown, validate
 from load_tests.errors import LoadError
 
 _TRACES = ("burst", "diurnal", "flash_crowd")
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = p.parse_args(argv)
     if args.verb == "one-to-two":
         return _one_to_two(args)
-    results: list[Comparison] = []
+    results: list[TraceComparison] = []
     try:
         for result in validate(args.trace or _TRACES, args.seconds, args.rate, args.seed, args.repeat, _say):
             results.append(result)
@@ -62,7 +62,7 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _write(stem: Path, results: Sequence[Comparison]) -> None:
+def _write(stem: Path, results: Sequence[TraceComparison]) -> None:
     stem.with_suffix(".json").write_text(json.dumps([r.as_dict() for r in results], indent=1) + "\n")
     stem.with_suffix(".md").write_text(f"# Predicted by the simulator, and real\n\n{markdown(results)}\n")
 

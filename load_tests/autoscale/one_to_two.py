@@ -19,10 +19,10 @@ import orjson
 from autoscaling.traces.trace import Trace, load_trace
 from load_tests.autoscale.real import Measured, Running, measure, running, serve_config
 from load_tests.autoscale.traffic import within, write_trace
-from load_tests.autoscale.validate import Comparison, comparison, for_real, markdown, predict
+from load_tests.autoscale.validate import TraceComparison, comparison, for_real, markdown, predict
 from load_tests.client import Endpoint
 from load_tests.errors import LoadError
-from load_tests.outcome import Outcome
+from load_tests.outcome import RequestOutcome
 from load_tests.peers.demo import MODEL
 from load_tests.servers import SLUICE, free_port
 
@@ -75,7 +75,7 @@ def one_to_two(seconds: float, seed: int, repeat: int, say: Callable[[str], None
     return "\n\n".join(lines), result.close
 
 
-def compared(trace: Trace, played: Trace, known: Mapping[str, Any], runs: Sequence[Measured]) -> Comparison:
+def compared(trace: Trace, played: Trace, known: Mapping[str, Any], runs: Sequence[Measured]) -> TraceComparison:
     startups_s = [run.startup_s or POLICY["params"]["startup_s"] for run in runs]
     predicted = [predict(played, run.overhead_s, s, known, POLICY) for run, s in zip(runs, startups_s, strict=True)]
     return comparison(trace, runs, float(np.mean(startups_s)), predicted, POLICY)
@@ -156,7 +156,7 @@ async def _probe(endpoint: Endpoint) -> None:
 
 
 async def _ask(endpoint: Endpoint, prompt: int, output: int) -> None:
-    outcome = Outcome(time.perf_counter())
+    outcome = RequestOutcome(time.perf_counter())
     await endpoint.send(endpoint.prepare(orjson.dumps([9] * prompt), output), outcome)
     if outcome.error is not None:
         raise LoadError(f"the server does not answer: {outcome.error}")

@@ -19,7 +19,7 @@ import yaml
 from autoscaling.traces.trace import Trace
 from load_tests.client import Endpoint
 from load_tests.errors import LoadError
-from load_tests.outcome import Outcome
+from load_tests.outcome import RequestOutcome
 from load_tests.peers.demo import MODEL
 from load_tests.processes import CpuMeter, below, title
 from load_tests.servers import SLUICE, Launch, free_port, serving
@@ -150,7 +150,7 @@ async def _play(trace: Trace, profile: Mapping[str, Any], endpoint: Endpoint, pi
     meter = CpuMeter(below(pid), {})
     began = time.perf_counter()
     counting = asyncio.create_task(_count(pid, processes))
-    outcomes = [Outcome(began + at_s) for at_s in (trace.at_s - trace.at_s[0]).tolist()]
+    outcomes = [RequestOutcome(began + at_s) for at_s in (trace.at_s - trace.at_s[0]).tolist()]
     async with asyncio.TaskGroup() as tasks:
         for outcome, request in zip(outcomes, requests, strict=True):
             await asyncio.sleep(max(0.0, outcome.due - time.perf_counter()))
@@ -183,7 +183,7 @@ async def _overhead(profile: Mapping[str, Any], endpoint: Endpoint) -> float:
     )
     taken = []
     for _ in range(_PROBES):
-        outcome = Outcome(time.perf_counter())
+        outcome = RequestOutcome(time.perf_counter())
         await endpoint.send(request, outcome)
         if outcome.error is not None:
             raise LoadError(f"the server does not answer: {outcome.error}")

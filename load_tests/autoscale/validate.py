@@ -46,7 +46,7 @@ _SEEDS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ScalingFigures:
     """`ttft_*` in seconds at the client. `max_replicas` and `mean_replicas`: those that cost, starting and draining
     ones included."""
 
@@ -58,12 +58,12 @@ class Figures:
     scale_events: float
 
 
-def median(runs: Sequence[Figures]) -> Figures:
-    return Figures(*(float(np.median([getattr(run, f.name) for run in runs])) for f in fields(Figures)))
+def median(runs: Sequence[ScalingFigures]) -> ScalingFigures:
+    return ScalingFigures(*(float(np.median([getattr(run, f.name) for run in runs])) for f in fields(ScalingFigures)))
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class TraceComparison:
     """`real` and `predicted`: run by run, and seed by seed. `off`: the median of the predicted over that of the
     real, less 1."""
 
@@ -74,8 +74,8 @@ class Comparison:
     overhead_s: float
     startup_s: float
     server_cpu: float
-    real: tuple[Figures, ...]
-    predicted: tuple[Figures, ...]
+    real: tuple[ScalingFigures, ...]
+    predicted: tuple[ScalingFigures, ...]
 
     @property
     def off(self) -> dict[str, float]:
@@ -94,14 +94,14 @@ class Comparison:
 
 def validate(
     traces: Sequence[str], seconds: float, rate: float, seed: int, repeat: int, say: Callable[[str], None]
-) -> Iterator[Comparison]:
+) -> Iterator[TraceComparison]:
     """Each as soon as it is known: minutes apart. Raises LoadError."""
     made = [within(make_trace(name, seconds, rate, seed), _MAX_PROMPT, _MAX_OUTPUT) for name in traces]
     for trace in made:
         yield _one(trace, repeat, say)
 
 
-def _one(trace: Trace, repeat: int, say: Callable[[str], None]) -> Comparison:
+def _one(trace: Trace, repeat: int, say: Callable[[str], None]) -> TraceComparison:
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "trace.csv"
         write_trace(trace, file)
@@ -128,11 +128,11 @@ def comparison(
     trace: Trace,
     runs: Sequence[Measured],
     startup_s: float,
-    predicted: Sequence[Sequence[Figures]],
+    predicted: Sequence[Sequence[ScalingFigures]],
     policy: Mapping[str, Any],
-) -> Comparison:
+) -> TraceComparison:
     """`predicted`: of each run, with several seeds. `startup_s`: the mean."""
-    return Comparison(
+    return TraceComparison(
         trace.name,
         trace.notes,
         len(trace),
@@ -145,9 +145,9 @@ def comparison(
     )
 
 
-def seen(measured: Measured, requests: int, policy: Mapping[str, Any] = POLICY) -> Figures:
+def seen(measured: Measured, requests: int, policy: Mapping[str, Any] = POLICY) -> ScalingFigures:
     ttft = np.array(measured.ttft_s)
-    return Figures(
+    return ScalingFigures(
         float(np.quantile(ttft, 0.5)),
         float(np.quantile(ttft, 0.95)),
         float(np.count_nonzero(ttft <= policy["params"]["ttft_slo_s"])) / requests,
@@ -164,7 +164,7 @@ def predict(
     profile: Mapping[str, Any] = PROFILE,
     policy: Mapping[str, Any] = POLICY,
     startups_s: Sequence[float] = (),
-) -> tuple[Figures, ...]:
+) -> tuple[ScalingFigures, ...]:
     """Told the delays that were measured, and nothing else: what each start took, as far as known in turn, and
     `startup_s` beyond those. One for each seed."""
     model = ServiceModel.from_dict({**profile, "overhead_s": overhead_s, "startup_s": startup_s}, "profile")
@@ -174,11 +174,11 @@ def predict(
     return tuple(_predicted(trace, spec, setup, slo_s) for setup in setups)
 
 
-def _predicted(trace: Trace, spec: PolicySpec, setup: Setup, slo_s: float) -> Figures:
+def _predicted(trace: Trace, spec: PolicySpec, setup: Setup, slo_s: float) -> ScalingFigures:
     outcome = simulate(trace, spec.controller(), setup)
     said = summarise(spec.label, outcome, slo_s)
     assert said.ttft_p50_s is not None and said.ttft_p95_s is not None
-    return Figures(
+    return ScalingFigures(
         said.ttft_p50_s,
         said.ttft_p95_s,
         said.slo_attainment,
@@ -188,7 +188,7 @@ def _predicted(trace: Trace, spec: PolicySpec, setup: Setup, slo_s: float) -> Fi
     )
 
 
-def markdown(results: Sequence[Comparison]) -> str:
+def markdown(results: Sequence[TraceComparison]) -> str:
     heads = ("trace", "requests", "", "TTFT p50", "p95", "SLO met", "mean replicas", "max", "changes")
     rows: list[tuple[str, ...]] = []
     for r in results:
@@ -204,10 +204,10 @@ def markdown(results: Sequence[Comparison]) -> str:
 _FORMATS = ("{:.3f} s", "{:.3f} s", "{:.1%}", "{:.2f}", "{:.1f}", "{:.1f}")
 
 
-def _cells(runs: Sequence[Figures]) -> list[str]:
+def _cells(runs: Sequence[ScalingFigures]) -> list[str]:
     """The median; of several the least and the most too."""
     cells = []
-    for field, text in zip(fields(Figures), _FORMATS, strict=True):
+    for field, text in zip(fields(ScalingFigures), _FORMATS, strict=True):
         values = [getattr(run, field.name) for run in runs]
         low, high = (text.format(value).removesuffix(" s") for value in (min(values), max(values)))
         cells.append(text.format(np.median(values)) + (f" ({low} to {high})" if low != high else ""))

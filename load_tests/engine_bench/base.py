@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-Row = Mapping[str, float | str | None]
+MeasuredRow = Mapping[str, float | str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class Figures:
     name: str
     title: str
     columns: Mapping[str, str]
-    rows: Sequence[Row]
+    rows: Sequence[MeasuredRow]
     notes: Sequence[str] = ()
 
 

@@ -21,7 +21,7 @@ from engine.runner.graphs import StepGraph
 from engine.runner.sampler import Sampler
 from engine.scheduler.scheduler import Scheduler
 from engine.text.output import TextStream
-from load_tests.engine_bench.base import Figures, Row
+from load_tests.engine_bench.base import Figures, MeasuredRow
 from load_tests.engine_bench.bench import Bench
 from load_tests.engine_bench.patch import Method
 from load_tests.engine_bench.subject import Subject
@@ -47,7 +47,7 @@ _COLUMNS = {
 
 
 def run(bench: Bench) -> Figures:
-    rows: list[Row] = []
+    rows: list[MeasuredRow] = []
     for batch in (1, 8) if bench.quick else (1, 8, 32):
         if not bench.subject.fits(batch, _CONTEXT):
             rows.append({"batch": batch})

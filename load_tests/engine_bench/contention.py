@@ -12,7 +12,7 @@ from dataclasses import replace
 from statistics import median
 
 from engine.types import SamplingParams
-from load_tests.engine_bench.base import Figures, Row, ratio
+from load_tests.engine_bench.base import Figures, MeasuredRow, ratio
 from load_tests.engine_bench.bench import Bench
 from load_tests.engine_bench.subject import GREEDY
 from load_tests.processes import end_with_parent
@@ -38,7 +38,7 @@ _COLUMNS = {
 
 
 def run(bench: Bench) -> list[Figures]:
-    rows: list[Row] = []
+    rows: list[MeasuredRow] = []
     for batch, sampling in ((1, "greedy"), (8, "greedy"), (8, "top_p")):
         idle: list[float] = []
         busy: list[float] = []
@@ -46,7 +46,7 @@ def run(bench: Bench) -> list[Figures]:
             for rates, state in ((idle, nullcontext()), (busy, one_core_busy())):
                 with state:
                     rates.append(_rate(bench, batch, _SAMPLING[sampling]))
-        row: Row = {
+        row: MeasuredRow = {
             "batch": batch,
             "sampling": sampling,
             "idle_tokens_per_s": median(idle),

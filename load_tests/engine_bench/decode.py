@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from load_tests.engine_bench.base import Figures, Row
+from load_tests.engine_bench.base import Figures, MeasuredRow
 from load_tests.engine_bench.bench import Bench
 from load_tests.engine_bench.linears import Linears, linears_of
 from load_tests.engine_bench.memory import read_bandwidth
@@ -81,7 +81,7 @@ def _measure(bench: Bench, batch: int, context: int, linears: Linears) -> Case:
     return Case(batch, context, step_s, linear_s, linears.weight_bytes + kv_bytes)
 
 
-def _row(case: Case, bandwidth: float) -> Row:
+def _row(case: Case, bandwidth: float) -> MeasuredRow:
     if case.step_s is None or case.linear_s is None or case.read_bytes is None:
         return {"batch": case.batch, "context": case.context}
     floor_s = case.read_bytes / bandwidth

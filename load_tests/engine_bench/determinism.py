@@ -16,7 +16,7 @@ from engine.config import EngineConfig
 from engine.executor.local import LocalExecutor
 from engine.kernels import cpu
 from engine.types import SeqSlice
-from load_tests.engine_bench.base import Figures, Row
+from load_tests.engine_bench.base import Figures, MeasuredRow
 from load_tests.engine_bench.bench import Bench
 from load_tests.engine_bench.timing import seconds
 
@@ -33,7 +33,7 @@ _COLUMNS = {
 
 
 def run(bench: Bench) -> list[Figures]:
-    rows: list[Row] = []
+    rows: list[MeasuredRow] = []
     for compiled in (True, False):
         if compiled and not cpu.available():
             bench.say("no compiled kernels on this machine")
@@ -45,7 +45,7 @@ def run(bench: Bench) -> list[Figures]:
     return [Figures("determinism", "Batch-invariant logits", _COLUMNS, rows, notes)]
 
 
-def _row(bench: Bench, compiled: bool, deterministic: bool) -> Row:
+def _row(bench: Bench, compiled: bool, deterministic: bool) -> MeasuredRow:
     with _loaded(bench.model, compiled, deterministic) as forward:
         row: dict[str, float | str | None] = {
             "kernels": "compiled" if compiled else "torch",

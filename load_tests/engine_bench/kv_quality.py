@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.types import SamplingParams
-from load_tests.engine_bench.base import Figures, Row
+from load_tests.engine_bench.base import Figures, MeasuredRow
 from load_tests.engine_bench.bench import Bench
 from load_tests.engine_bench.kv_calibrate import calibrate
 
@@ -28,7 +28,7 @@ _MEMORY = 1 << 27
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
+class _CacheQuality:
     perplexity: float
     continuations: list[tuple[int, ...]]
     num_blocks: int
@@ -47,7 +47,7 @@ def run(bench: Bench) -> list[Figures]:
             bench.say(f"cache {name}, calibrated")
             outcomes[f"{name}, calibrated"] = _measure(bench, name, text, str(scales))
     base = outcomes["float32"]
-    rows: list[Row] = []
+    rows: list[MeasuredRow] = []
     for name, got in outcomes.items():
         pairs = list(zip(base.continuations, got.continuations, strict=True))
         shared = [common_prefix(a, b) for a, b in pairs]
@@ -76,7 +76,7 @@ def run(bench: Bench) -> list[Figures]:
     return [Figures("kv_quality", "Formats of the K/V cache: quality and capacity", columns, rows, notes)]
 
 
-def _measure(bench: Bench, name: str, text: str, scales: str = "dynamic") -> _Outcome:
+def _measure(bench: Bench, name: str, text: str, scales: str = "dynamic") -> _CacheQuality:
     config = EngineConfig(
         model=bench.model,
         device="cpu",
@@ -96,7 +96,7 @@ def _measure(bench: Bench, name: str, text: str, scales: str = "dynamic") -> _Ou
             [ids, *prompts], [replace(greedy, max_tokens=1, prompt_logprobs=0), *[greedy] * count]
         )
         logprobs = [entry.logprob for entry in scored.prompt_logprobs if entry is not None]
-        return _Outcome(
+        return _CacheQuality(
             math.exp(-sum(logprobs) / len(logprobs)),
             [done.choices[0].token_ids for done in continued],
             engine.capacity.num_blocks,

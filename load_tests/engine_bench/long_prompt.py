@@ -9,7 +9,7 @@ from statistics import median
 
 from engine.engine import Engine
 from engine.types import FinishReason, GenerateRequest
-from load_tests.engine_bench.base import Figures, Row, ratio
+from load_tests.engine_bench.base import Figures, MeasuredRow, ratio
 from load_tests.engine_bench.bench import Bench
 from load_tests.engine_bench.requests import p95, request
 
@@ -31,7 +31,7 @@ _COLUMNS = {
 def run(bench: Bench) -> Figures:
     length = min(6000, bench.subject.capacity.max_model_len - 64)
     paced, unbound = bench.subject.config.max_decode_slowdown, float("inf")
-    rows: list[Row] = []
+    rows: list[MeasuredRow] = []
     with bench.subject.engine() as engine:
         alone_s = _first_token(engine, _prompt(engine, "alone", length))
     cases = ((1, paced),) if bench.quick else ((1, unbound), *((streams, paced) for streams in _STREAMS))
@@ -47,7 +47,7 @@ def run(bench: Bench) -> Figures:
     return Figures("long_prompt", title, _COLUMNS, rows, notes)
 
 
-def _beside(bench: Bench, streams: int, length: int, slowdown: float, alone_s: float) -> Row:
+def _beside(bench: Bench, streams: int, length: int, slowdown: float, alone_s: float) -> MeasuredRow:
     steps = 10 if bench.quick else 60
     with bench.subject.engine(max_decode_slowdown=slowdown) as engine:
         _first_token(engine, _prompt(engine, "first", length // 6))  # the scheduler learns what prompts take

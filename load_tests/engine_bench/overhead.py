@@ -20,7 +20,7 @@ from engine.scheduler.scheduler import Scheduler
 from engine.text.output import TextStream
 from engine.types import FinishReason, GenerateRequest, NewSequence, SamplingParams, SeqSlice, Sequence, StepPlan
 from load_tests.engine_bench import breakdown
-from load_tests.engine_bench.base import Figures, Row
+from load_tests.engine_bench.base import Figures, MeasuredRow
 from load_tests.engine_bench.bench import Bench
 from load_tests.engine_bench.executors import Instant, result_of
 from load_tests.engine_bench.timing import seconds
@@ -46,7 +46,7 @@ def run(bench: Bench) -> list[Figures]:
 
 
 def _steps(bench: Bench) -> Figures:
-    rows: list[Row] = []
+    rows: list[MeasuredRow] = []
     steps = 40 if bench.quick else 400
     for running, waiting in ((64, 0), (64, _CROWD), (512, 0), (512, _CROWD)):
         schedule_s, update_s, plan = scheduler_step(running, steps, waiting, _POOL if waiting else 0)
@@ -137,7 +137,7 @@ def engine_step(bench: Bench, running: int, steps: int) -> float:
 
 
 def _sampler(bench: Bench) -> Figures:
-    rows: list[Row] = []
+    rows: list[MeasuredRow] = []
     counts = (1, 32, 64)
     logits = _real_logits(bench, max(counts))
     for count in counts:
@@ -187,7 +187,7 @@ def _text(bench: Bench) -> Figures:
         "plain": SamplingParams(),
         "two stop strings": SamplingParams(stop=("\n\nUser:", "</answer>")),
     }
-    rows: list[Row] = []
+    rows: list[MeasuredRow] = []
     for name, params in cases.items():
 
         def decode(params: SamplingParams = params) -> None:

@@ -7,7 +7,7 @@ import time
 from typing import NamedTuple
 
 from engine.types import FinishReason
-from load_tests.engine_bench.base import Figures, Row, ratio
+from load_tests.engine_bench.base import Figures, MeasuredRow, ratio
 from load_tests.engine_bench.bench import Bench
 from load_tests.engine_bench.requests import p95, request
 
@@ -36,7 +36,7 @@ class _Load(NamedTuple):
     priority: int
 
 
-class _Outcome(NamedTuple):
+class _TierTimes(NamedTuple):
     ttfts: dict[str, list[float]]
     tokens_per_s: float
     preemptions: int
@@ -52,7 +52,7 @@ def run(bench: Bench) -> Figures:
     bench.say(f"overload: {capacity:.1f} requests/s can be served")
     unloaded = _serve(bench, (high,), "priority", seconds, settle_s)
     base = p95(unloaded.ttfts[_HIGH])
-    rows: list[Row] = [_row("priority, high alone", unloaded, base, None)]
+    rows: list[MeasuredRow] = [_row("priority, high alone", unloaded, base, None)]
     fcfs = _serve(bench, (high, low), "fcfs", seconds, settle_s)
     for policy, outcome in (("fcfs", fcfs), ("priority", _serve(bench, (high, low), "priority", seconds, settle_s))):
         rows.append(_row(policy, outcome, base, fcfs.tokens_per_s))
@@ -64,7 +64,7 @@ def run(bench: Bench) -> Figures:
     return Figures("overload", "Two tiers at twice the capacity", _COLUMNS, rows, notes)
 
 
-def _row(policy: str, outcome: _Outcome, base: float, fcfs: float | None) -> Row:
+def _row(policy: str, outcome: _TierTimes, base: float, fcfs: float | None) -> MeasuredRow:
     high, low = outcome.ttfts[_HIGH], outcome.ttfts.get(_LOW) or [0.0]
     return {
         "policy": policy,
@@ -90,7 +90,7 @@ def _capacity(bench: Bench, prompt: int, output: int) -> float:
     return count / (time.perf_counter() - start)
 
 
-def _serve(bench: Bench, loads: tuple[_Load, ...], policy: str, seconds: float, settle_s: float) -> _Outcome:
+def _serve(bench: Bench, loads: tuple[_Load, ...], policy: str, seconds: float, settle_s: float) -> _TierTimes:
     """In real time, but without the time in which nothing is there to do; the first `settle_s` do not count."""
     arrivals = sorted((at, load.name, load) for load in loads for at in _times(load, seconds))
     rng, ttfts = random.Random(3), {load.name: list[float]() for load in loads}
@@ -120,7 +120,7 @@ def _serve(bench: Bench, loads: tuple[_Load, ...], policy: str, seconds: float, 
                 ttfts[name].append(seconds - at)
         preemptions = engine.stats().num_preemptions
         engine.abort_all(FinishReason.ABORT)
-    return _Outcome(ttfts, tokens / (seconds - settle_s), preemptions)
+    return _TierTimes(ttfts, tokens / (seconds - settle_s), preemptions)
 
 
 def _times(load: _Load, seconds: float) -> list[float]:

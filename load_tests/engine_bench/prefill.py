@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.types import NewSequence, SamplingParams, SeqSlice, StepPlan
-from load_tests.engine_bench.base import Figures, Row
+from load_tests.engine_bench.base import Figures, MeasuredRow
 from load_tests.engine_bench.bench import Bench
 from load_tests.engine_bench.timing import seconds
 
@@ -14,14 +14,14 @@ _SEQ_ID = 0
 def run(bench: Bench) -> list[Figures]:
     subject = bench.subject
     subject.run(StepPlan(0, (), new=(NewSequence(_SEQ_ID, SamplingParams(), 0, (1,)),)))
-    rows: list[Row] = []
+    rows: list[MeasuredRow] = []
     for context in (0, 1024) if bench.quick else (0, 4096):
         rows += [_case(bench, chunk, context) for chunk in ((64, 256) if bench.quick else (64, 256, 512, 2048))]
     subject.run(StepPlan(0, (), finished=(_SEQ_ID,)))
     return [Figures("prefill", "Prefill, one chunk of one prompt per step, without its logits", _COLUMNS, rows)]
 
 
-def _case(bench: Bench, chunk: int, context: int) -> Row:
+def _case(bench: Bench, chunk: int, context: int) -> MeasuredRow:
     subject = bench.subject
     end = context + chunk
     num_blocks = -(-end // subject.config.block_size)

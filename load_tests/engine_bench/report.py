@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from load_tests.engine_bench.base import Figures, Row
+from load_tests.engine_bench.base import Figures, MeasuredRow
 from load_tests.report.tables import Table, markdown
 
 
@@ -48,7 +48,7 @@ def machine() -> str:
     return f"{len(os.sched_getaffinity(0))} cores, {model}"
 
 
-def _rounded(row: Row) -> Row:
+def _rounded(row: MeasuredRow) -> MeasuredRow:
     return {key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in row.items()}
 
 

@@ -6,7 +6,7 @@ import random
 import time
 from statistics import median
 
-from load_tests.engine_bench.base import Figures, Row
+from load_tests.engine_bench.base import Figures, MeasuredRow
 from load_tests.engine_bench.bench import Bench
 from load_tests.engine_bench.requests import request
 
@@ -22,7 +22,7 @@ _COLUMNS = {
 def run(bench: Bench) -> Figures:
     """One seat; a sequence with a long context gives it up to short requests and takes it back."""
     context = min(4096, bench.subject.capacity.max_model_len - 64)
-    rows: list[Row] = []
+    rows: list[MeasuredRow] = []
     for mode in ("recompute", "swap", "auto"):
         rows.append(_restore(bench, mode, context))
         bench.say(f"preempted with {context} tokens, {mode}: {rows[-1]}")
@@ -30,7 +30,7 @@ def run(bench: Bench) -> Figures:
     return Figures("restore", title, _COLUMNS, rows, ("medians of two, after one that does not count",))
 
 
-def _restore(bench: Bench, mode: str, context: int) -> Row:
+def _restore(bench: Bench, mode: str, context: int) -> MeasuredRow:
     rng = random.Random(1)
     pauses: list[float] = []
     others: list[float] = []

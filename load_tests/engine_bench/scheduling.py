@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from load_tests.engine_bench import long_prompt, overload, restore
-from load_tests.engine_bench.base import Figures, Row
+from load_tests.engine_bench.base import Figures, MeasuredRow
 from load_tests.engine_bench.bench import Bench
 from load_tests.engine_bench.overhead import scheduler_step
 
@@ -18,12 +18,12 @@ def run(bench: Bench) -> list[Figures]:
 
 def _accounting(bench: Bench) -> Figures:
     steps = 20 if bench.quick else 200
-    rows: list[Row] = []
+    rows: list[MeasuredRow] = []
     for running, wanted in _WANTED_US.items():
         for waiting in _QUEUES:
             for pool in _POOLS:
                 schedule_s, update_s, _ = scheduler_step(running, steps, waiting, pool)
-                row: Row = {
+                row: MeasuredRow = {
                     "running": running,
                     "waiting": waiting,
                     "pool": pool,

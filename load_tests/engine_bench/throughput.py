@@ -17,7 +17,7 @@ from engine.engine import Engine
 from engine.models.locate import resolve
 from engine.types import GenerateRequest, SamplingParams
 from load_tests.convert import convert
-from load_tests.engine_bench.base import Figures, Row, ratio
+from load_tests.engine_bench.base import Figures, MeasuredRow, ratio
 from load_tests.engine_bench.bench import Bench
 from load_tests.errors import LoadError
 
@@ -34,7 +34,7 @@ _PEER = "transformers bf16"
 Generate = Callable[[list[int], int], None]
 
 
-class Run(NamedTuple):
+class Throughput(NamedTuple):
     """`tokens_per_s` counts output tokens over the whole run. `prefill_s`: until every request has its first."""
 
     tokens_per_s: float
@@ -45,7 +45,7 @@ class Run(NamedTuple):
 def run(bench: Bench) -> list[Figures]:
     prompts, output = ((32,), 16) if bench.quick else ((32, 256), 64)
     concurrencies = (1, 8) if bench.quick else (1, 8, 32)
-    runs: dict[tuple[str, int, int], list[Run]] = {}
+    runs: dict[tuple[str, int, int], list[Throughput]] = {}
     notes = [f"{output} tokens out, greedy; medians of {bench.rounds} alternating rounds"]
     with bench.subject.engine() as engine, transformers_of(bench.model) as generate:
         if isinstance(generate, LoadError):
@@ -73,7 +73,7 @@ def random_prompts(count: int, length: int, vocab: int, seed: int) -> list[list[
     return [[rng.randrange(vocab) for _ in range(length)] for _ in range(count)]
 
 
-def run_engine(engine: Engine, batch: list[list[int]], output_tokens: int) -> Run:
+def run_engine(engine: Engine, batch: list[list[int]], output_tokens: int) -> Throughput:
     """All prompts at once, to the end."""
     params = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True)
     start = time.perf_counter()
@@ -89,7 +89,7 @@ def run_engine(engine: Engine, batch: list[list[int]], output_tokens: int) -> Ru
         if not waiting and not prefill:
             prefill = time.perf_counter() - start
     total = time.perf_counter() - start
-    return Run(produced / total, prefill, (total - prefill) / max(1, output_tokens - 1) * 1e3)
+    return Throughput(produced / total, prefill, (total - prefill) / max(1, output_tokens - 1) * 1e3)
 
 
 @contextmanager
@@ -117,14 +117,14 @@ def transformers_of(model: str) -> Iterator[Generate | LoadError]:
         yield generate
 
 
-def run_transformers(generate: Generate, prompt: list[int], output_tokens: int) -> Run:
+def run_transformers(generate: Generate, prompt: list[int], output_tokens: int) -> Throughput:
     start = time.perf_counter()
     generate(prompt, output_tokens)
     total = time.perf_counter() - start
-    return Run(output_tokens / total, None, total / output_tokens * 1e3)
+    return Throughput(output_tokens / total, None, total / output_tokens * 1e3)
 
 
-def _rows(runs: dict[tuple[str, int, int], list[Run]]) -> Iterator[Row]:
+def _rows(runs: dict[tuple[str, int, int], list[Throughput]]) -> Iterator[MeasuredRow]:
     rates = {key: median(r.tokens_per_s for r in own) for key, own in runs.items()}
     for (engine, prompt, concurrency), own in runs.items():
         prefills = [r.prefill_s for r in own if r.prefill_s is not None]

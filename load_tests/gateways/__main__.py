@@ -16,8 +16,8 @@ from pathlib import Path
 
 from load_tests.errors import LoadError
 from load_tests.gateways.measure import FULL, QUICK, Effort, Work, measure, work
-from load_tests.gateways.report import KINDS, PEER, Row, added_ms, ratio, tables
-from load_tests.gateways.targets import DEFAULT, TARGETS, Direct, Target, running
+from load_tests.gateways.report import KINDS, PEER, GatewayRow, added_ms, ratio, tables
+from load_tests.gateways.targets import DEFAULT, TARGETS, Direct, GatewayTarget, running
 from load_tests.peers.compare import busy_cores
 from load_tests.report.tables import markdown, text
 from load_tests.servers import free_port
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     rounds, effort = (1, QUICK) if args.quick else (args.rounds, FULL)
     try:
-        comparison = _Comparison(args.cache, args.targets.split(","), effort)
+        comparison = _GatewayRounds(args.cache, args.targets.split(","), effort)
         if not args.prepare_only:
             if (busy := busy_cores()) > _BUSY:
                 _say(f"{busy:.1f} cores are busy with something else: figures will be worse than they should be")
@@ -68,15 +68,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if comparison.failures else 0
 
 
-class _Comparison:
+class _GatewayRounds:
     def __init__(self, cache: Path, names: Sequence[str], effort: Effort) -> None:
         """Installs what is missing. Raises LoadError for an unknown name."""
         self._logs = cache / "logs"
         self._effort = effort
-        self.rows: list[Row] = []
+        self.rows: list[GatewayRow] = []
         self.work: dict[str, Work] = {}
         self.failures: list[str] = []
-        self._targets: dict[str, Target] = {}
+        self._targets: dict[str, GatewayTarget] = {}
         for name in names:
             if name not in TARGETS.names():
                 raise LoadError(f"no gateway {name!r}; known: {', '.join(TARGETS.names())}")
@@ -96,7 +96,7 @@ class _Comparison:
             except LoadError as error:
                 self._failed(name, str(error))
 
-    def _one(self, name: str, target: Target, number: int, cost: bool) -> None:
+    def _one(self, name: str, target: GatewayTarget, number: int, cost: bool) -> None:
         port, mock_port = free_port(), free_port()
         with ExitStack() as stack:
             if target.upstream:
@@ -106,7 +106,7 @@ class _Comparison:
             pid = stack.enter_context(running(launch, port, self._logs / f"{name}.log"))
             for kind in KINDS:
                 figures = measure(port, kind == "streamed", self._effort)
-                self.rows.append(Row(name, target.version(), kind, number, figures))
+                self.rows.append(GatewayRow(name, target.version(), kind, number, figures))
                 _say_of(name, f"{kind}: p50 {figures.latency_p50_ms:.1f} ms, {figures.requests_per_s:.1f} requests/s")
             if cost and name.startswith("sluicegate"):
                 self.work[name] = work(port, pid, self._effort)

@@ -34,7 +34,7 @@ FULL, QUICK = Effort(250, 5.0), Effort(40, 2.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class GatewayFigures:
     """One kind of answer from one target. Latency: sent until the whole answer is there, one request at a time.
     `pieces`: reads in which the client got an answer's body. `failed`: answers that were not 200."""
 
@@ -56,12 +56,12 @@ class Work:
     cpu: float
 
 
-def measure(port: int, stream: bool, effort: Effort) -> Figures:
+def measure(port: int, stream: bool, effort: Effort) -> GatewayFigures:
     """Raises LoadError when nothing succeeds."""
     return asyncio.run(_measure(port, http(port, stream), effort))
 
 
-async def _measure(port: int, data: bytes, effort: Effort) -> Figures:
+async def _measure(port: int, data: bytes, effort: Effort) -> GatewayFigures:
     origin = Origin(f"http://127.0.0.1:{port}")
     try:
         for _ in range(_WARM):
@@ -74,7 +74,7 @@ async def _measure(port: int, data: bytes, effort: Effort) -> Figures:
     if not good or not any(answer.ok for answer in loaded):
         raise LoadError("no request succeeds")
     whole = sorted(answer.whole_s * 1000 for answer in good)
-    return Figures(
+    return GatewayFigures(
         latency_p50_ms=round(statistics.median(whole), 2),
         latency_p95_ms=round(whole[min(len(whole) - 1, int(len(whole) * 0.95))], 2),
         first_p50_ms=round(statistics.median(answer.first_s * 1000 for answer in good), 2),
@@ -85,15 +85,15 @@ async def _measure(port: int, data: bytes, effort: Effort) -> Figures:
 
 
 @dataclass(slots=True)
-class _Answer:
+class _AnswerTimes:
     ok: bool = False
     pieces: int = 0
     first_s: float = 0.0
     whole_s: float = 0.0
 
 
-async def _ask(origin: Origin, data: bytes) -> _Answer:
-    answer = _Answer()
+async def _ask(origin: Origin, data: bytes) -> _AnswerTimes:
+    answer = _AnswerTimes()
     began = time.perf_counter()
 
     def receive(status: int, piece: bytes, at: float) -> None:
@@ -109,8 +109,8 @@ async def _ask(origin: Origin, data: bytes) -> _Answer:
     return answer
 
 
-async def _loaded(origin: Origin, data: bytes, effort: Effort) -> tuple[list[_Answer], float]:
-    answers: list[_Answer] = []
+async def _loaded(origin: Origin, data: bytes, effort: Effort) -> tuple[list[_AnswerTimes], float]:
+    answers: list[_AnswerTimes] = []
     began = time.perf_counter()
     until = began + effort.loaded_s
 
@@ -145,7 +145,7 @@ def work(port: int, pid: int, effort: Effort) -> Work:
     )
 
 
-async def _load_only(port: int, effort: Effort) -> tuple[list[_Answer], float]:
+async def _load_only(port: int, effort: Effort) -> tuple[list[_AnswerTimes], float]:
     origin = Origin(f"http://127.0.0.1:{port}")
     try:
         return await _loaded(origin, http(port, stream=False), effort)

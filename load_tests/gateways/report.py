@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from load_tests.gateways.measure import Figures, Work
+from load_tests.gateways.measure import GatewayFigures, Work
 from load_tests.report.tables import Table
 
 MOCK, PEER = "mock", "litellm"
@@ -18,18 +18,18 @@ WORK_AIM_MS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class GatewayRow:
     """What one round measured on one target."""
 
     target: str
     version: str
     kind: str
     round_number: int
-    figures: Figures
+    figures: GatewayFigures
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
+class GatewayRatio:
     """Ours over the peer's: `added` latency (smaller is better) and `throughput`; None where one is missing or the
     added latency is not above zero."""
 
@@ -37,30 +37,30 @@ class Ratio:
     throughput: float | None
 
 
-def middle(rows: Sequence[Row], target: str, kind: str) -> Figures | None:
+def middle(rows: Sequence[GatewayRow], target: str, kind: str) -> GatewayFigures | None:
     found = [asdict(row.figures) for row in rows if (row.target, row.kind) == (target, kind)]
     if not found:
         return None
     values: dict[str, Any] = {name: round(median(f[name] for f in found), 2) for name in found[0]}
-    return Figures(**{**values, "failed": sum(f["failed"] for f in found)})
+    return GatewayFigures(**{**values, "failed": sum(f["failed"] for f in found)})
 
 
-def added_ms(rows: Sequence[Row], target: str, kind: str) -> float | None:
+def added_ms(rows: Sequence[GatewayRow], target: str, kind: str) -> float | None:
     own, mock = middle(rows, target, kind), middle(rows, MOCK, kind)
     return None if own is None or mock is None else round(own.latency_p50_ms - mock.latency_p50_ms, 2)
 
 
-def ratio(rows: Sequence[Row], target: str, kind: str) -> Ratio:
+def ratio(rows: Sequence[GatewayRow], target: str, kind: str) -> GatewayRatio:
     ours, theirs = added_ms(rows, target, kind), added_ms(rows, PEER, kind)
     own, peer = middle(rows, target, kind), middle(rows, PEER, kind)
     fast = own is not None and peer is not None and peer.requests_per_s > 0
-    return Ratio(
+    return GatewayRatio(
         added=round(ours / theirs, 3) if ours is not None and theirs is not None and theirs > 0 else None,
         throughput=round(own.requests_per_s / peer.requests_per_s, 2) if fast and own and peer else None,
     )
 
 
-def tables(rows: Sequence[Row], work: Mapping[str, Work]) -> list[Table]:
+def tables(rows: Sequence[GatewayRow], work: Mapping[str, Work]) -> list[Table]:
     """One for each kind of answer, and one of the way through our own gateway where that was measured."""
     found = [_table(rows, kind) for kind in KINDS]
     if work:
@@ -79,7 +79,7 @@ def tables(rows: Sequence[Row], work: Mapping[str, Work]) -> list[Table]:
     return found
 
 
-def _table(rows: Sequence[Row], kind: str) -> Table:
+def _table(rows: Sequence[GatewayRow], kind: str) -> Table:
     heads = ["gateway", "p50 ms", "added p50 ms", "p95 ms", "first byte p50 ms", "reads", "requests/s at 32", "failed"]
     heads += ["added, part of litellm's", "requests/s, times litellm's"]
     versions = {row.target: row.version for row in rows}
@@ -88,7 +88,7 @@ def _table(rows: Sequence[Row], kind: str) -> Table:
         figures = middle(rows, target, kind)
         if figures is None:
             continue
-        against = ratio(rows, target, kind) if target not in (MOCK, PEER) else Ratio(None, None)
+        against = ratio(rows, target, kind) if target not in (MOCK, PEER) else GatewayRatio(None, None)
         cells.append(
             [
                 f"{target} {version}".strip(),

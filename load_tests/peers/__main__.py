@@ -16,10 +16,10 @@ from typing import Any
 
 from load_tests.errors import LoadError
 from load_tests.peers.base import DEFAULT, PEERS, Models, Peer, is_ours
-from load_tests.peers.compare import Comparison, busy_cores
+from load_tests.peers.compare import PeerRounds, busy_cores
 from load_tests.peers.report import PeerReport, missing, report_of, tables
-from load_tests.peers.store import Row, Store
-from load_tests.peers.workloads import PREFIX, Workload
+from load_tests.peers.store import PeerRow, Store
+from load_tests.peers.workloads import PREFIX, PeerWorkload
 from load_tests.peers.workloads import main as main_workload
 from load_tests.report.tables import markdown, text
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         names, workloads = _names(args.peers), _workloads(args.workload, args.concurrency)
         store = Store(args.out / "peers.jsonl", args.resume)
-        comparison = Comparison(args.cache, store, workloads, _say)
+        comparison = PeerRounds(args.cache, store, workloads, _say)
         models, peers = comparison.prepare(names)
         if args.prepare_only:
             return 0 if len(peers) == len(names) else 1
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if report.failures or any(cell.failed for cell in report.cells.values()) else 0
 
 
-def _run(comparison: Comparison, models: Models, peers: dict[str, Peer], rounds: int) -> bool:
+def _run(comparison: PeerRounds, models: Models, peers: dict[str, Peer], rounds: int) -> bool:
     """Whether it was interrupted."""
     try:
         comparison.run(models, peers, rounds)
@@ -90,7 +90,7 @@ def _names(given: str) -> list[str]:
     return names
 
 
-def _workloads(given: str, concurrencies: Sequence[int]) -> list[Workload]:
+def _workloads(given: str, concurrencies: Sequence[int]) -> list[PeerWorkload]:
     kinds = given.split(",")
     if unknown := set(kinds) - {"main", "prefix"}:
         raise LoadError(f"no workload {sorted(unknown)[0]!r}; known: main, prefix")
@@ -98,7 +98,7 @@ def _workloads(given: str, concurrencies: Sequence[int]) -> list[Workload]:
     return mains + ([PREFIX] if "prefix" in kinds else [])
 
 
-def _write(out: Path, report: PeerReport, rows: Sequence[Row]) -> None:
+def _write(out: Path, report: PeerReport, rows: Sequence[PeerRow]) -> None:
     found, failures = tables(report), missing(report)
     cells: list[dict[str, Any]] = []
     for (workload, peer), cell in report.cells.items():

@@ -52,13 +52,13 @@ class Peer(Protocol):
 PEERS: Registry[Peer] = Registry(
     "peer",
     {
-        "sluicegate": "load_tests.peers.ours:Bf16",
-        "sluicegate-q4": "load_tests.peers.ours:Q4",
-        "sluicegate-q4-exact": "load_tests.peers.ours:Q4Exact",
+        "sluicegate": "load_tests.peers.ours:OursBf16",
+        "sluicegate-q4": "load_tests.peers.ours:OursQ4",
+        "sluicegate-q4-exact": "load_tests.peers.ours:OursQ4Exact",
         "vllm": "load_tests.peers.vllm:Vllm",
         "vllm-2c": "load_tests.peers.vllm:VllmAllCores",
-        "llamacpp": "load_tests.peers.llamacpp:Q4",
-        "llamacpp-bf16": "load_tests.peers.llamacpp:Bf16",
+        "llamacpp": "load_tests.peers.llamacpp:LlamaQ4",
+        "llamacpp-bf16": "load_tests.peers.llamacpp:LlamaBf16",
         "transformers": "load_tests.peers.hf:Transformers",
     },
 )

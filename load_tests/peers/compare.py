@@ -14,18 +14,18 @@ from load_tests.peers.base import FOLDERS, PEERS, Models, Peer, Say
 from load_tests.peers.demo import prepare_models
 from load_tests.peers.measure import Measurement, measure
 from load_tests.peers.server import running
-from load_tests.peers.store import Row, Store
-from load_tests.peers.workloads import Workload
+from load_tests.peers.store import PeerRow, Store
+from load_tests.peers.workloads import PeerWorkload
 from load_tests.servers import free_port
 
 _MOMENT_S = 1.0
 
 
-class Comparison:
+class PeerRounds:
     """`cache` holds the engines and the converted models. What fails for one engine is a row of the store, and the
     others go on."""
 
-    def __init__(self, cache: Path, store: Store, workloads: Sequence[Workload], say: Say) -> None:
+    def __init__(self, cache: Path, store: Store, workloads: Sequence[PeerWorkload], say: Say) -> None:
         self._cache = cache
         self._store = store
         self._workloads = workloads
@@ -65,12 +65,12 @@ class Comparison:
     def _say_of(self, name: str, text: str) -> None:
         self._say(f"{name}: {text}")
 
-    def _missing(self, name: str, peer: Peer, number: int) -> list[Workload]:
+    def _missing(self, name: str, peer: Peer, number: int) -> list[PeerWorkload]:
         fits = [w for w in self._workloads if peer.most is None or w.concurrency <= peer.most]
         return [w for w in fits if not self._store.has(name, w.name, number)]
 
     def _serve_and_measure(
-        self, name: str, peer: Peer, models: Models, number: int, workloads: Sequence[Workload]
+        self, name: str, peer: Peer, models: Models, number: int, workloads: Sequence[PeerWorkload]
     ) -> None:
         version, busy, began = peer.version(), busy_cores(), time.time()
         port = free_port()
@@ -87,7 +87,7 @@ class Comparison:
                     except LoadError as error:
                         self._failed(name, workload.name, number, str(error), version)
                         continue
-                    self._store.add(Row(name, version, workload.name, number, at, busy, start_s, measurement=got))
+                    self._store.add(PeerRow(name, version, workload.name, number, at, busy, start_s, measurement=got))
                     self._say(f"{name} {workload.name}: {_line(got)}")
         except LoadError as error:
             self._failed(name, "", number, f"did not start: {error}", version)
@@ -95,7 +95,7 @@ class Comparison:
     def _failed(self, name: str, workload: str, number: int, why: str, version: str = "") -> None:
         """`workload` empty: none could be measured."""
         self._say(f"{name}{f' {workload}' if workload else ''}: {why}")
-        self._store.add(Row(name, version, workload, number, time.time(), 0.0, error=why))
+        self._store.add(PeerRow(name, version, workload, number, time.time(), 0.0, error=why))
 
 
 def busy_cores() -> float:

@@ -68,12 +68,12 @@ class _LlamaCpp:
         return Launch(argv, "demo", start_s=120.0)
 
 
-class Q4(_LlamaCpp):
+class LlamaQ4(_LlamaCpp):
     def launch(self, models: Models, port: int) -> Launch:
         return self.launch_model(models.gguf, port)
 
 
-class Bf16(_LlamaCpp):
+class LlamaBf16(_LlamaCpp):
     def prepare(self, models: Models, say: Say) -> None:
         super().prepare(models, say)
         if not self._gguf(models).exists():

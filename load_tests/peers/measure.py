@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from load_tests.peers.base import PeerError
-from load_tests.peers.workloads import Workload
+from load_tests.peers.workloads import PeerWorkload
 from load_tests.progress import ProgressLine
 from load_tests.report.result import measured
 from load_tests.runner import Target, run
@@ -29,7 +29,7 @@ class Measurement:
     errors: dict[str, int]
 
 
-def measure(workload: Workload, round_number: int, url: str, model: str, keep_alive: bool) -> Measurement:
+def measure(workload: PeerWorkload, round_number: int, url: str, model: str, keep_alive: bool) -> Measurement:
     """Raises LoadError when not one request succeeds."""
     line = ProgressLine()
     try:

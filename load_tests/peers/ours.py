@@ -34,19 +34,19 @@ class _Ours:
         return Launch((*SLUICE, *command), "demo")
 
 
-class Bf16(_Ours):
+class OursBf16(_Ours):
     def launch(self, models: Models, port: int) -> Launch:
         return self.launch_model(models.bf16, port)
 
 
-class Q4(_Ours):
+class OursQ4(_Ours):
     """The file's own 4-bit weights, kept in 4 bits, with activations of 8 as llama.cpp has them."""
 
     def launch(self, models: Models, port: int) -> Launch:
         return self.launch_model(models.gguf, port, "--set", "engine.dtype=bfloat16")
 
 
-class Q4Exact(_Ours):
+class OursQ4Exact(_Ours):
     """As the file is served without being asked otherwise: every product that of the float32 model."""
 
     def launch(self, models: Models, port: int) -> Launch:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from load_tests.peers.base import is_ours
-from load_tests.peers.store import Row
+from load_tests.peers.store import PeerRow
 from load_tests.report.tables import Table
 
 
@@ -30,7 +30,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
+class PeerRatio:
     """Above 1 is in our favour: our throughput over the peer's, its TTFT over ours."""
 
     throughput: float
@@ -48,14 +48,14 @@ class PeerReport:
     cells: dict[tuple[str, str], Cell]
     failures: dict[str, list[str]]
 
-    def ratio(self, workload: str, ours: str, peer: str) -> Ratio | None:
+    def ratio(self, workload: str, ours: str, peer: str) -> PeerRatio | None:
         a, b = self.cells.get((workload, ours)), self.cells.get((workload, peer))
         if a is None or b is None or ours == peer or not (b.output_tokens_per_s and a.ttft_ms):
             return None
-        return Ratio(a.output_tokens_per_s / b.output_tokens_per_s, b.ttft_ms / a.ttft_ms)
+        return PeerRatio(a.output_tokens_per_s / b.output_tokens_per_s, b.ttft_ms / a.ttft_ms)
 
 
-def report_of(rows: Sequence[Row], peers: Sequence[str], workloads: Sequence[str]) -> PeerReport:
+def report_of(rows: Sequence[PeerRow], peers: Sequence[str], workloads: Sequence[str]) -> PeerReport:
     failures: dict[str, list[str]] = {}
     for row in rows:
         if row.error is not None and row.peer in peers:
@@ -72,7 +72,7 @@ def report_of(rows: Sequence[Row], peers: Sequence[str], workloads: Sequence[str
     )
 
 
-def _cell(rows: Iterable[Row]) -> Cell | None:
+def _cell(rows: Iterable[PeerRow]) -> Cell | None:
     rows = [row for row in rows if row.measurement is not None]
     found = [row.measurement for row in rows if row.measurement is not None]
     if not found:

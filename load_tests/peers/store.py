@@ -12,7 +12,7 @@ from load_tests.peers.measure import Measurement
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PeerRow:
     """Either `measurement` or `error` is there. `start_s`: how long the server took to answer right. `busy`: cores
     in use before the server was started; `at`: Unix time."""
 
@@ -37,7 +37,7 @@ class Store:
         self.rows = [row for row in _read(file) if row.error is None] if resume and file.exists() else []
         file.write_text("".join(map(_line, self.rows)))
 
-    def add(self, row: Row) -> None:
+    def add(self, row: PeerRow) -> None:
         self.rows.append(row)
         with self._file.open("a") as out:
             out.write(_line(row))
@@ -46,15 +46,15 @@ class Store:
         return any((r.peer, r.workload, r.round_number) == (peer, workload, round_number) for r in self.rows)
 
 
-def _line(row: Row) -> str:
+def _line(row: PeerRow) -> str:
     return json.dumps(asdict(row)) + "\n"
 
 
-def _read(file: Path) -> Iterator[Row]:
+def _read(file: Path) -> Iterator[PeerRow]:
     for number, line in enumerate(file.read_text().splitlines(), 1):
         try:
             raw = json.loads(line)
             found = raw.pop("measurement")
-            yield Row(**raw, measurement=Measurement(**found) if found else None)
+            yield PeerRow(**raw, measurement=Measurement(**found) if found else None)
         except (ValueError, TypeError, LookupError, AttributeError):
             raise LoadError(f"{file}:{number}: not a measurement; leave --resume, or change --out") from None

@@ -14,7 +14,7 @@ _MOST_WARM_UPS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class PeerWorkload:
     """`prefix_tokens` are shared by all prompts and not in the server's cache at first."""
 
     name: str
@@ -60,9 +60,9 @@ class Workload:
 _REQUESTS = {1: 5, 8: 16, 32: 64}
 
 
-def main(concurrency: int) -> Workload:
+def main(concurrency: int) -> PeerWorkload:
     requests = _REQUESTS.get(concurrency, 2 * concurrency)
-    return Workload(f"main c={concurrency}", concurrency, requests)
+    return PeerWorkload(f"main c={concurrency}", concurrency, requests)
 
 
-PREFIX = Workload("prefix", concurrency=8, requests=32, prompt_tokens=32, output_tokens=16, prefix_tokens=1024)
+PREFIX = PeerWorkload("prefix", concurrency=8, requests=32, prompt_tokens=32, output_tokens=16, prefix_tokens=1024)

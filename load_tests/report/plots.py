@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autoscaling.report.figure import COLOURS
-from load_tests.outcome import Outcome
+from load_tests.outcome import RequestOutcome
 from load_tests.report.result import measured
 from load_tests.report.series import Array, cdf, edges_over, output_rate, percentiles, rate, under_way
 from load_tests.runner import Run
@@ -97,7 +97,7 @@ def plots(run: Run) -> list[Figure]:
     phases = [Mark(phase.start - start, phase.name) for phase in run.phases] if len(run.phases) > 1 else []
     good = [o for o in measured(run) if o.error is None]
 
-    def latency(name: str, limit_ms: float | None, value: Callable[[Outcome], float | None]) -> Figure:
+    def latency(name: str, limit_ms: float | None, value: Callable[[RequestOutcome], float | None]) -> Figure:
         seen = [(o.due - start, v * 1000) for o in outcomes if o.error is None and (v := value(o)) is not None]
         found = percentiles([at for at, _ in seen], [ms for _, ms in seen], edges, _PERCENTILES)
         lines = [Line(f"p{p}", middles, y) for p, y in zip(_PERCENTILES, found, strict=True)]

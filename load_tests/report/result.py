@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from load_tests.outcome import Outcome
+from load_tests.outcome import RequestOutcome
 from load_tests.runner import Run
 from load_tests.stats import Summary, summarize
 
@@ -22,7 +22,7 @@ class Result:
 
 def result_of(run: Run) -> Result:
     slo = run.scenario.slo
-    by_phase: list[list[Outcome]] = [[] for _ in run.phases]
+    by_phase: list[list[RequestOutcome]] = [[] for _ in run.phases]
     for outcome in run.outcomes:
         by_phase[outcome.phase].append(outcome)
     return Result(
@@ -31,7 +31,7 @@ def result_of(run: Run) -> Result:
     )
 
 
-def measured(run: Run) -> list[Outcome]:
+def measured(run: Run) -> list[RequestOutcome]:
     return [o for o in run.outcomes if run.phases[o.phase].measured]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from load_tests.outcome import Outcome
+from load_tests.outcome import RequestOutcome
 
 Array = NDArray[np.float64]
 
@@ -36,7 +36,7 @@ def rate(at_s: ArrayLike, edges: Array, weights: ArrayLike | None = None) -> Arr
     return np.histogram(inside, edges, weights=weights)[0] / np.diff(edges)
 
 
-def output_rate(outcomes: Sequence[Outcome], start: float, edges: Array) -> Array:
+def output_rate(outcomes: Sequence[RequestOutcome], start: float, edges: Array) -> Array:
     """Output tokens per second as they came, each event with an equal part of its request's."""
     streamed = [o for o in outcomes if o.events]
     events = np.concatenate([np.frombuffer(o.events) for o in streamed]) - start if streamed else np.empty(0)

@@ -13,21 +13,23 @@ from engine.stats import nearest_rank
 from load_tests.errors import LoadError
 from load_tests.report.tables import Table
 from load_tests.routing.decision import measure
-from load_tests.routing.simulate import Machine, Outcome, imbalance, simulate
-from load_tests.routing.workloads import Workload, burst, hot_prefix, mooncake, nothing_shared, shared_prefixes
+from load_tests.routing.simulate import Machine, RoutingOutcome, imbalance, simulate
+from load_tests.routing.workloads import RoutingWorkload, burst, hot_prefix, mooncake, nothing_shared, shared_prefixes
 
 COLUMNS = ("policy", "hit rate", "of optimum", "in flight max/mean", "tokens max/mean", "TTFT p50 ms", "TTFT p95 ms")
 COST_COLUMNS = ("policy", "choice p50 µs", "choice p99 µs", "decision p50 µs", "added p50 µs", "added p99 µs")
 COST_REPLICAS, COST_CLIENTS, COST_PROMPT, COST_TIMES = 64, 64, 2000, 2000
 
 
-def optimum(workload: Workload, num_replicas: int, machine: Machine) -> float:
+def optimum(workload: RoutingWorkload, num_replicas: int, machine: Machine) -> float:
     """The hit rate of one replica with all the replicas' memory that never keeps anyone waiting."""
     free = Machine(1e12, 1e-9, 0.0, len(workload.calls), machine.cache_tokens * num_replicas)
     return simulate(workload, POLICIES.get("round_robin")(), 1, free, random.Random(0)).hit_rate
 
 
-def policies_on(workload: Workload, policies: Sequence[str], num_replicas: int, machine: Machine, seed: int) -> Table:
+def policies_on(
+    workload: RoutingWorkload, policies: Sequence[str], num_replicas: int, machine: Machine, seed: int
+) -> Table:
     best = optimum(workload, num_replicas, machine)
     outcomes = {
         name: simulate(workload, POLICIES.get(name)(), num_replicas, machine, random.Random(seed)) for name in policies
@@ -36,7 +38,7 @@ def policies_on(workload: Workload, policies: Sequence[str], num_replicas: int, 
     return Table(title, COLUMNS, [_cells(name, outcome, best) for name, outcome in outcomes.items()])
 
 
-def _cells(name: str, outcome: Outcome, best: float) -> tuple[str, ...]:
+def _cells(name: str, outcome: RoutingOutcome, best: float) -> tuple[str, ...]:
     return (
         name,
         f"{outcome.hit_rate:.1%}",

@@ -13,7 +13,7 @@ from deployments.channel.replica_info import Load
 from deployments.routing.policies.base import Policy, ReplicaView, RouteHint
 from deployments.routing.prefixes import PrefixIndex
 from engine.stats import nearest_rank
-from load_tests.routing.workloads import Call, Workload
+from load_tests.routing.workloads import Call, RoutingWorkload
 
 _NEWS_S = 0.05  # how old a replica's word on its load may be
 
@@ -31,7 +31,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RoutingOutcome:
     """`hit_rate`: cached prompt tokens over all. `requests` and `tokens`: what each replica served: requests, and
     tokens it computed. `in_flight`: the mean of each over the time in which anything ran. `ttft_s` is sorted."""
 
@@ -162,7 +162,9 @@ class _Pool:
         self._open[replica.name] -= 1
 
 
-def simulate(workload: Workload, policy: Policy, num_replicas: int, machine: Machine, rng: random.Random) -> Outcome:
+def simulate(
+    workload: RoutingWorkload, policy: Policy, num_replicas: int, machine: Machine, rng: random.Random
+) -> RoutingOutcome:
     """All of the workload's calls, each to where the policy sends it."""
     replicas = [_Replica(f"replica-{i}", machine, workload.block_tokens) for i in range(num_replicas)]
     pool = _Pool(policy, replicas, workload.block_tokens, rng)
@@ -184,7 +186,7 @@ def simulate(workload: Workload, policy: Policy, num_replicas: int, machine: Mac
             ttft_s.append(now_s - request.call.at_s)
             served[replica.name] += 1
     total = sum(call.prompt_tokens for call in workload.calls)
-    return Outcome(
+    return RoutingOutcome(
         hit_rate=sum(r.hits for r in replicas) / total,
         requests=[served[r.name] for r in replicas],
         tokens=[r.computed for r in replicas],
@@ -195,7 +197,7 @@ def simulate(workload: Workload, policy: Policy, num_replicas: int, machine: Mac
 
 
 def _events(
-    workload: Workload, pool: _Pool, replicas: Sequence[_Replica]
+    workload: RoutingWorkload, pool: _Pool, replicas: Sequence[_Replica]
 ) -> Iterator[tuple[float, _Replica, _Request, str]]:
     """Every change in order of time, told before it takes effect."""
     order = count()

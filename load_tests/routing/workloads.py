@@ -24,7 +24,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class RoutingWorkload:
     """`block_tokens` is what one key stands for. Calls are in order of time."""
 
     name: str
@@ -34,13 +34,13 @@ class Workload:
 
 def shared_prefixes(
     rng: random.Random, *, calls: int = 2000, groups: int = 40, prefix: int = 1024, own: int = 128, rate: float = 40.0
-) -> Workload:
+) -> RoutingWorkload:
     """`groups` system prompts of `prefix` tokens, some far more popular than others, each followed by a text of its
     own; Poisson arrivals."""
     popularity = [1 / (i + 1) ** 0.8 for i in range(groups)]
     picks = rng.choices(range(groups), popularity, k=calls)
     times = _poisson(rng, rate, calls)
-    return Workload(
+    return RoutingWorkload(
         "shared prefixes",
         [_call(at, f"group {g}", prefix, i, own, rng) for i, (at, g) in enumerate(zip(times, picks, strict=True))],
     )
@@ -48,37 +48,37 @@ def shared_prefixes(
 
 def nothing_shared(
     rng: random.Random, *, calls: int = 2000, shortest: int = 64, longest: int = 2048, rate: float = 40.0
-) -> Workload:
+) -> RoutingWorkload:
     """Prompts of very different lengths that have nothing in common."""
     lengths = [rng.randint(shortest, longest) for _ in range(calls)]
     times = _poisson(rng, rate, calls)
-    return Workload(
+    return RoutingWorkload(
         "nothing shared",
         [_call(at, f"call {i}", n, i, 0, rng) for i, (at, n) in enumerate(zip(times, lengths, strict=True))],
     )
 
 
-def burst(size: int = 32, prompt: int = 2048, output: int = 64) -> Workload:
+def burst(size: int = 32, prompt: int = 2048, output: int = 64) -> RoutingWorkload:
     """The same prompt `size` times in the same instant."""
     keys = tuple(_key("burst", i) for i in range((prompt - 1) // _BLOCK))
-    return Workload("burst", [Call(0.0, keys, prompt, output)] * size)
+    return RoutingWorkload("burst", [Call(0.0, keys, prompt, output)] * size)
 
 
 def hot_prefix(
     rng: random.Random, *, calls: int = 400, prefix: int = 500, own: int = 64, rate: float, share: float = 0.9
-) -> Workload:
+) -> RoutingWorkload:
     """Most calls begin alike, the others with nothing in common."""
     made = []
     for i, at in enumerate(_poisson(rng, rate, calls)):
         common = rng.random() < share
         made.append(_call(at, "common" if common else f"call {i}", prefix, i, own, rng))
-    return Workload("hot prefix", made)
+    return RoutingWorkload("hot prefix", made)
 
 
-def mooncake(path: Path, *, speed: float = 1.0, calls: int | None = None) -> Workload:
+def mooncake(path: Path, *, speed: float = 1.0, calls: int | None = None) -> RoutingWorkload:
     """Recorded traffic whose hash ids say which blocks are shared, `speed` times as fast. Raises LoadError."""
     rows = read_trace(path)[:calls]
-    return Workload(
+    return RoutingWorkload(
         "Mooncake trace",
         [
             Call(r.at_s / speed, tuple(b.to_bytes(8, "big") for b in full), r.prompt_tokens, r.output_tokens)

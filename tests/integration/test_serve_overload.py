@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers_server import MODEL, WAIT_S, Server
 
-from load_tests.overload import SETTINGS, TIERS, Outcome, again, ask, capacity, client
+from load_tests.overload import SETTINGS, TIERS, TierOutcome, again, ask, capacity, client
 
 pytestmark = pytest.mark.ray
 
@@ -18,7 +18,7 @@ CLIENTS = dict(zip(TIERS, (3, 4, 60), strict=True))
 
 async def test_the_lowest_tier_is_refused_first_and_told_when_to_come_again(_servers: Any) -> None:
     server: Server = _servers.get(*SETTINGS)
-    outcomes = {tier: Outcome() for tier in TIERS}
+    outcomes = {tier: TierOutcome() for tier in TIERS}
     gold, silver, bronze = outcomes.values()
     over = asyncio.Event()
 

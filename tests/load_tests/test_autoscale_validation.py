@@ -11,7 +11,7 @@ import pytest
 from autoscaling.traces.trace import load_trace
 from load_tests.autoscale.real import _startups_s, _target
 from load_tests.autoscale.traffic import make_trace, within, write_trace
-from load_tests.autoscale.validate import POLICY, PROFILE, Comparison, Figures, markdown, median, predict
+from load_tests.autoscale.validate import POLICY, PROFILE, ScalingFigures, TraceComparison, markdown, median, predict
 from load_tests.errors import LoadError
 from load_tests.traces import read_trace
 
@@ -71,15 +71,15 @@ def test_start_ups_are_those_after_the_first(tmp_path: Path) -> None:
     assert _startups_s(tmp_path) == pytest.approx([2.5, 3.5], abs=0.5)
 
 
-def figures(ttft_s: float, replicas: int) -> Figures:
-    return Figures(ttft_s, 2 * ttft_s, 0.99, replicas - 0.5, replicas, 4)
+def figures(ttft_s: float, replicas: int) -> ScalingFigures:
+    return ScalingFigures(ttft_s, 2 * ttft_s, 0.99, replicas - 0.5, replicas, 4)
 
 
 def test_close_is_within_a_fifth_in_everything() -> None:
     made = {"notes": (), "requests": 9, "failed": 0, "overhead_s": 0.0, "startup_s": 4.0, "server_cpu": 0.5}
     real = (figures(0.45, 3), figures(0.55, 3))
-    near = Comparison(trace="a", real=real, predicted=(figures(0.55, 3),), **made)  # type: ignore[arg-type]
-    far = Comparison(trace="b", real=real, predicted=(figures(0.5, 4),), **made)  # type: ignore[arg-type]
+    near = TraceComparison(trace="a", real=real, predicted=(figures(0.55, 3),), **made)  # type: ignore[arg-type]
+    far = TraceComparison(trace="b", real=real, predicted=(figures(0.5, 4),), **made)  # type: ignore[arg-type]
     assert near.close and not far.close
     assert near.off["ttft_p50_s"] == pytest.approx(0.1)
     table = markdown([near, far]).splitlines()

@@ -17,9 +17,9 @@ from deployments.config.serve_file import ServeFile
 from load_tests.errors import LoadError
 from load_tests.gateways import __main__ as command
 from load_tests.gateways import question
-from load_tests.gateways.measure import Effort, Figures, Work, measure
+from load_tests.gateways.measure import Effort, GatewayFigures, Work, measure
 from load_tests.gateways.mock import TOKENS, Mock
-from load_tests.gateways.report import Ratio, Row, added_ms, middle, ratio, tables
+from load_tests.gateways.report import GatewayRatio, GatewayRow, added_ms, middle, ratio, tables
 from load_tests.gateways.targets import TARGETS
 from load_tests.report.tables import markdown
 from load_tests.servers import free_port
@@ -62,8 +62,8 @@ def test_measuring(stream: bool) -> None:
         measure(free_port(), stream, Effort(alone=1, loaded_s=0.01, concurrency=1))
 
 
-def row(target: str, kind: str, latency: float, speed: float, number: int = 1, failed: int = 0) -> Row:
-    return Row(target, "1", kind, number, Figures(latency, latency, latency, 1.0, speed, failed))
+def row(target: str, kind: str, latency: float, speed: float, number: int = 1, failed: int = 0) -> GatewayRow:
+    return GatewayRow(target, "1", kind, number, GatewayFigures(latency, latency, latency, 1.0, speed, failed))
 
 
 ROWS = [
@@ -81,8 +81,8 @@ def test_ratios_are_of_medians_beyond_the_mock() -> None:
     found = middle(ROWS, "litellm", "plain")
     assert found is not None and (found.latency_p50_ms, found.requests_per_s, found.failed) == (20.0, 40.0, 2)
     assert added_ms(ROWS, "litellm", "plain") == 19.0
-    assert ratio(ROWS, "sluicegate", "plain") == Ratio(added=0.25, throughput=5.0)
-    assert ratio(ROWS, "sluicegate", "streamed") == Ratio(None, None)
+    assert ratio(ROWS, "sluicegate", "plain") == GatewayRatio(added=0.25, throughput=5.0)
+    assert ratio(ROWS, "sluicegate", "streamed") == GatewayRatio(None, None)
 
 
 def test_the_report_shows_everything() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from load_tests.client import Endpoint
 from load_tests.errors import LoadError
 from load_tests.http1 import ProtocolError, ResponseParser
-from load_tests.outcome import Outcome
+from load_tests.outcome import RequestOutcome
 
 BODIES = st.lists(st.binary(min_size=1, max_size=40), max_size=5)
 
@@ -115,7 +115,7 @@ async def test_how_an_answer_ends(answer: bytes, error: str | None) -> None:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     endpoint = Endpoint(f"http://127.0.0.1:{port}", model="m")
-    outcome = Outcome(due=0.0)
+    outcome = RequestOutcome(due=0.0)
     await endpoint.send(endpoint.prepare(b'"x"', 1), outcome)
     assert outcome.error == error
     endpoint.close()
@@ -137,7 +137,7 @@ async def test_an_idle_connection_that_the_server_closed_is_replaced() -> None:
     port = server.sockets[0].getsockname()[1]
     endpoint = Endpoint(f"http://127.0.0.1:{port}", model="m")
     for _ in range(3):
-        outcome = Outcome(due=0.0)
+        outcome = RequestOutcome(due=0.0)
         await endpoint.send(endpoint.prepare(b'"x"', 1), outcome)
         assert outcome.error is None
     assert connections == 3
@@ -157,7 +157,7 @@ async def test_a_slow_answer_is_a_timeout_and_gives_up_its_connection() -> None:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     endpoint = Endpoint(f"http://127.0.0.1:{port}", model="m", timeout_s=0.1)
-    outcome = Outcome(due=0.0)
+    outcome = RequestOutcome(due=0.0)
     await endpoint.send(endpoint.prepare(b'"x"', 1), outcome)
     assert outcome.error == "timeout"
     assert outcome.end - outcome.sent >= 0.1
@@ -168,6 +168,6 @@ async def test_a_slow_answer_is_a_timeout_and_gives_up_its_connection() -> None:
 
 async def test_nobody_listens() -> None:
     endpoint = Endpoint("http://127.0.0.1:9", model="m")
-    outcome = Outcome(due=0.0)
+    outcome = RequestOutcome(due=0.0)
     await endpoint.send(endpoint.prepare(b'"x"', 1), outcome)
     assert outcome.error == "connection refused"

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from autoscaling.report.figure import as_svg
 from load_tests.__main__ import main
-from load_tests.outcome import Outcome
+from load_tests.outcome import RequestOutcome
 from load_tests.progress import ProgressLine
 from load_tests.prompts import Form
 from load_tests.report.html import html
@@ -51,7 +51,7 @@ def sorted_by_x(points: Points) -> Points:
 
 def made_up() -> Run:
     outcomes = [
-        Outcome(
+        RequestOutcome(
             due=100.0 + i / 2,
             sent=100.0 + i / 2,
             end=101.0 + i / 2,
@@ -62,7 +62,7 @@ def made_up() -> Run:
         )
         for i in range(8)
     ]
-    outcomes.append(Outcome(due=104.0, sent=104.0, end=104.5, error="http 429 <i>", phase=1))
+    outcomes.append(RequestOutcome(due=104.0, sent=104.0, end=104.5, error="http 429 <i>", phase=1))
     phases = [PhaseRun("warm", False, 100.0, 102.0), PhaseRun("steady", True, 102.0, 105.0)]
     return Run(SCENARIO, "http://h/v1", "m", Form("id", exact=True), 0.0, phases, outcomes, 9, 9, 0.01)
 

@@ -4,14 +4,14 @@ from array import array
 
 import pytest
 
-from load_tests.outcome import Outcome
+from load_tests.outcome import RequestOutcome
 from load_tests.report.table import table
 from load_tests.scenario import Slo
 from load_tests.stats import keeps, summarize
 
 
-def outcome(due: float, events: list[float], end: float, **more: int) -> Outcome:
-    return Outcome(due=due, sent=due, end=end, events=array("d", events), **more)
+def outcome(due: float, events: list[float], end: float, **more: int) -> RequestOutcome:
+    return RequestOutcome(due=due, sent=due, end=end, events=array("d", events), **more)
 
 
 def test_latencies_count_from_when_a_request_was_due() -> None:
@@ -35,8 +35,8 @@ def test_percentiles_lie_between_the_nearest_ranks() -> None:
 
 def test_failures_are_counted_by_kind_and_kept_out_of_latencies() -> None:
     good = outcome(0.0, [0.5], 1.0, prompt_tokens=1, output_tokens=1)
-    bad = [Outcome(due=0.0, end=9.0, error="timeout"), Outcome(due=0.0, end=4.0, error="timeout")]
-    s = summarize([good, *bad, Outcome(due=0.0, end=2.0, error="http 429")])
+    bad = [RequestOutcome(due=0.0, end=9.0, error="timeout"), RequestOutcome(due=0.0, end=4.0, error="timeout")]
+    s = summarize([good, *bad, RequestOutcome(due=0.0, end=2.0, error="http 429")])
     assert s.errors == {"timeout": 2, "http 429": 1}
     assert (s.requests, s.succeeded, s.duration_s) == (4, 1, 9.0)
     assert s.latency_ms["e2e"]["max"] == 1000
@@ -44,7 +44,7 @@ def test_failures_are_counted_by_kind_and_kept_out_of_latencies() -> None:
 
 
 def test_nothing_succeeded() -> None:
-    s = summarize([Outcome(due=0.0, end=1.0, error="timeout")])
+    s = summarize([RequestOutcome(due=0.0, end=1.0, error="timeout")])
     assert s.latency_ms == {} and s.output_tokens_per_s == 0
     assert "0 ok, 1 failed" in table(s)
     assert summarize([]).requests == 0
@@ -58,7 +58,7 @@ def test_goodput_is_what_keeps_the_slo_of_all_that_was_asked() -> None:
     fast = outcome(0.0, [0.1, 0.2], 0.2)
     late = outcome(0.0, [0.5, 0.6], 0.6)
     slow = outcome(0.0, [0.1, 1.0], 1.0)
-    failed = Outcome(due=0.0, end=2.0, error="timeout")
+    failed = RequestOutcome(due=0.0, end=2.0, error="timeout")
     s = summarize([fast, late, slow, failed], Slo(ttft_ms=200, itl_ms=150))
     assert s.goodput is not None
     assert (s.goodput.requests, s.goodput.share, s.goodput.requests_per_s) == (1, 0.25, 0.5)

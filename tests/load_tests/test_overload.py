@@ -10,7 +10,7 @@ from helpers_gateway import MODEL, FakeBackend, serving
 from deployments.config.gateway import GatewayConfig, StaticKey
 from deployments.config.tiers import Tier
 from deployments.routing.errors import ModelUnavailableError, OverloadedError
-from load_tests.overload import KEYS, TIERS, Outcome, again, ask, capacity, client, play
+from load_tests.overload import KEYS, TIERS, TierOutcome, again, ask, capacity, client, play
 
 CONFIG = GatewayConfig(
     api_keys=tuple(StaticKey(key=key, tier=tier) for tier, key in KEYS.items()),
@@ -31,7 +31,7 @@ async def test_all_are_served_where_there_is_room() -> None:
 
 
 async def test_refusals_are_told_from_other_ends() -> None:
-    refused, down, lost = Outcome(), Outcome(), Outcome()
+    refused, down, lost = TierOutcome(), TierOutcome(), TierOutcome()
     with serving(FakeBackend(fail=OverloadedError(0.05)), CONFIG) as url:
         async with client(url) as http:
             assert not await ask(http, MODEL, TIERS[0], 1, refused)

@@ -17,15 +17,15 @@ from load_tests.errors import LoadError
 from load_tests.peers import compare
 from load_tests.peers.__main__ import main
 from load_tests.peers.base import DEFAULT, FOLDERS, PEERS, Models, PeerError, Say
-from load_tests.peers.compare import Comparison
+from load_tests.peers.compare import PeerRounds
 from load_tests.peers.demo import CHECK_TEXT
 from load_tests.peers.install import step
-from load_tests.peers.llamacpp import Bf16 as LlamaBf16
+from load_tests.peers.llamacpp import LlamaBf16
 from load_tests.peers.measure import Measurement
 from load_tests.peers.report import missing, report_of, tables
 from load_tests.peers.server import running
-from load_tests.peers.store import Row, Store
-from load_tests.peers.workloads import PREFIX, Workload
+from load_tests.peers.store import PeerRow, Store
+from load_tests.peers.workloads import PREFIX, PeerWorkload
 from load_tests.peers.workloads import main as main_workload
 from load_tests.report.tables import markdown
 from load_tests.servers import Launch, free_port
@@ -102,7 +102,11 @@ class Single(Fake):
 
 
 MODELS = Models(Path("m.gguf"), Path("m"))
-SMALL = [Workload("main c=1", 1, 2, 8, 3), Workload("main c=2", 2, 4, 8, 3), Workload("prefix", 2, 4, 4, 2, 16)]
+SMALL = [
+    PeerWorkload("main c=1", 1, 2, 8, 3),
+    PeerWorkload("main c=2", 2, 4, 8, 3),
+    PeerWorkload("prefix", 2, 4, 4, 2, 16),
+]
 
 
 def measurement(speed: float, ttft: float = 10.0, **more: object) -> Measurement:
@@ -110,8 +114,10 @@ def measurement(speed: float, ttft: float = 10.0, **more: object) -> Measurement
     return Measurement(output_tokens_per_s=speed, ttft_ms=ttft, **(values | more))  # type: ignore[arg-type]
 
 
-def row(peer: str, number: int, speed: float, ttft: float = 10.0, workload: str = "main c=1", **more: object) -> Row:
-    return Row(peer, "1", workload, number, 0.0, 0.0, 1.0, measurement(speed, ttft, **more))
+def row(
+    peer: str, number: int, speed: float, ttft: float = 10.0, workload: str = "main c=1", **more: object
+) -> PeerRow:
+    return PeerRow(peer, "1", workload, number, 0.0, 0.0, 1.0, measurement(speed, ttft, **more))
 
 
 # --- servers -----------------------------------------------------------------------------------------------------
@@ -184,8 +190,8 @@ def _alive(pid: int) -> bool:
 # --- rounds ------------------------------------------------------------------------------------------------------
 
 
-def comparison(tmp_path: Path, store: Store, said: list[str]) -> Comparison:
-    return Comparison(tmp_path, store, SMALL, said.append)
+def comparison(tmp_path: Path, store: Store, said: list[str]) -> PeerRounds:
+    return PeerRounds(tmp_path, store, SMALL, said.append)
 
 
 def test_rounds_alternate_and_failures_of_one_stop_no_other(tmp_path: Path) -> None:
@@ -206,7 +212,7 @@ def test_resume_measures_what_is_missing_only(tmp_path: Path) -> None:
     file = tmp_path / "r.jsonl"
     first = Store(file, resume=False)
     first.add(row("a", 1, 5.0))
-    first.add(Row("a", "1", "main c=2", 1, 0.0, 0.0, error="every request failed"))
+    first.add(PeerRow("a", "1", "main c=2", 1, 0.0, 0.0, error="every request failed"))
     store, said = Store(file, resume=True), list[str]()
     assert [r.workload for r in store.rows] == ["main c=1"]
     comparison(tmp_path, store, said).run(MODELS, {"a": Fake(tmp_path)}, rounds=1)
@@ -238,7 +244,7 @@ def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workload", [main_workload(1), main_workload(8), main_workload(32), PREFIX])
-def test_no_prompt_comes_twice_and_warming_up_caches_nothing(workload: Workload) -> None:
+def test_no_prompt_comes_twice_and_warming_up_caches_nothing(workload: PeerWorkload) -> None:
     def keys(number: int) -> tuple[set[str], set[str]]:
         scenario = workload.scenario(number)
         parts = [
@@ -273,7 +279,7 @@ def test_medians_and_ratios() -> None:
 
 def test_markdown_says_what_is_missing() -> None:
     rows = [row("sluicegate", 1, 40.0), row("vllm", 1, 20.0, errors={"timeout": 2})]
-    rows.append(Row("llamacpp", "b1", "", 1, 0.0, 0.0, error="did not start: wrong text"))
+    rows.append(PeerRow("llamacpp", "b1", "", 1, 0.0, 0.0, error="did not start: wrong text"))
     report = report_of(rows, ["sluicegate", "vllm", "llamacpp", "transformers"], ["main c=1"])
     text = markdown(tables(report), missing(report))
     lines = text.splitlines()

@@ -10,13 +10,13 @@ import pytest
 from deployments.routing.policies import POLICIES
 from load_tests.routing.__main__ import main, optimum
 from load_tests.routing.decision import measure
-from load_tests.routing.simulate import Machine, Outcome, imbalance, simulate
-from load_tests.routing.workloads import Workload, burst, hot_prefix, mooncake, nothing_shared, shared_prefixes
+from load_tests.routing.simulate import Machine, RoutingOutcome, imbalance, simulate
+from load_tests.routing.workloads import RoutingWorkload, burst, hot_prefix, mooncake, nothing_shared, shared_prefixes
 
 TRACE = Path(__file__).parents[3] / "shared/data/traces/mooncake_synthetic_trace.jsonl"
 
 
-def play(workload: Workload, policy: str, replicas: int = 8, machine: Machine | None = None) -> Outcome:
+def play(workload: RoutingWorkload, policy: str, replicas: int = 8, machine: Machine | None = None) -> RoutingOutcome:
     return simulate(workload, POLICIES.get(policy)(), replicas, machine or Machine(), random.Random(1))
 
 
