@@ -162,15 +162,15 @@ async def _play(trace: Trace, profile: Mapping[str, Any], endpoint: Endpoint, pi
     return Measured(
         [o.ttft_s for o in outcomes if o.error is None],
         [o.error for o in outcomes if o.error is not None],
-        [max(count, _target(changes, at_s)) for at_s, count in processes],
+        [max(count, wanted_at(changes, at_s)) for at_s, count in processes],
         overhead_s,
-        _startups_s(logs),
+        startups_of(logs),
         [d for d in changes if d["from"] != d["to"]],
         cpu_s,
     )
 
 
-def _startups_s(logs: Path) -> list[float]:
+def startups_of(logs: Path) -> list[float]:
     """Of the replicas that came later than the server. The policy's own signal is the slowest of the last few."""
     text = "".join(file.read_text() for file in logs.glob("controller_*.log"))
     return [float(found[1]) + _NOTICED_S for found in _STARTED.finditer(text)][1:]
@@ -191,7 +191,7 @@ async def _overhead(profile: Mapping[str, Any], endpoint: Endpoint) -> float:
     return max(0.0, float(np.median(taken)))
 
 
-def _target(decisions: Sequence[Mapping[str, Any]], at_s: float) -> int:
+def wanted_at(decisions: Sequence[Mapping[str, Any]], at_s: float) -> int:
     """What was wanted then: a replica costs from the decision on, and its process gets its title later."""
     return next((int(d["to"]) for d in reversed(decisions) if d["time"] <= at_s), 1)
 

@@ -25,6 +25,7 @@ from load_tests.engine_bench.executors import Prefilled, Shared
 GREEDY = SamplingParams(max_tokens=128, temperature=0.0, ignore_eos=True)
 _MAX_LEN = 6400
 _KV_BYTES = 7 << 29  # 64 sequences of 1k, or 8 of 4k, of a model of 46 kB per token
+_QUICK_BLOCKS = 728  # 8 sequences of 1k and their answers, with some to spare
 _ADMIT_TOKENS = 8192
 _HOST_GIB = 0.25  # two sequences of 4k
 
@@ -41,7 +42,8 @@ class Subject:
             enable_prefix_caching=False,
             max_model_len=min(limit, _MAX_LEN // 4 if quick else _MAX_LEN),
             host_kv_cache_gib=_HOST_GIB,
-            kv_cache_memory=_KV_BYTES // 7 if quick or _memory() < 2 * _KV_BYTES else _KV_BYTES,
+            kv_cache_memory=_KV_BYTES if _memory() >= 2 * _KV_BYTES else _KV_BYTES // 7,
+            num_kv_blocks=_QUICK_BLOCKS if quick else None,
         )
         self._executor = LocalExecutor(self.config)
         self.capacity = self._executor.start()

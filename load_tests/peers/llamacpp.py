@@ -35,10 +35,11 @@ class _LlamaCpp:
     def __init__(self, home: Path) -> None:
         self._home = home
         self._build = home / f"build-{_VERSION}"
+        self.server = self._build / "bin" / "llama-server"
 
     def prepare(self, models: Models, say: Say) -> None:
         """The package's own build takes as many compilers as there are files: cmake is called by hand instead."""
-        if (self._build / "bin" / "llama-server").exists():
+        if self.server.exists():
             return
         need("cmake")
         log = self._home / "install.log"
@@ -60,7 +61,7 @@ class _LlamaCpp:
 
     def launch_model(self, gguf: Path, port: int, *more: str) -> Launch:
         argv = (
-            *(str(self._build / "bin" / "llama-server"), "-m", str(gguf), "--alias", "demo"),
+            *(str(self.server), "-m", str(gguf), "--alias", "demo"),
             *("--host", "127.0.0.1", "--port", str(port), "--no-webui"),
             *("-t", "2", "-tb", "2", "-np", str(_SLOTS), "-c", str(_SLOTS * _SLOT_TOKENS)),
             *more,

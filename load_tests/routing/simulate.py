@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, takewhile
 
 from deployments.channel.replica_info import Load
 from deployments.routing.policies.base import Policy, ReplicaView, RouteHint
@@ -40,7 +40,6 @@ class RoutingOutcome:
     tokens: Sequence[int]
     in_flight: Sequence[float]
     ttft_s: Sequence[float]
-    idle_while_queued_s: float
 
     def ttft(self, q: float) -> float:
         return nearest_rank(self.ttft_s, q)
@@ -54,11 +53,12 @@ def imbalance(values: Sequence[float]) -> float:
 @dataclass(slots=True)
 class _Request:
     call: Call
-    queued_tokens: int = 0  # what the pool believes must be computed
+    queued_tokens: int = 0  # what the gateway believes must be computed
 
 
 class _Replica:
-    """Prefills one prompt after another; decodes all that it has prefilled, at most `seats` sequences in all."""
+    """Prefills one prompt after another; decodes all that it has prefilled, at most `seats` sequences in all. With it
+    stands what the gateway knows of it: `heard`, its own word on its load, and what requests to it have shown."""
 
     def __init__(self, name: str, machine: Machine, block_tokens: int) -> None:
         self.name = name
@@ -69,8 +69,11 @@ class _Replica:
         self.waiting: deque[_Request] = deque()
         self.prefilling: _Request | None = None
         self.decoding = 0
-        self.hits = 0
-        self.computed = 0
+        self.served = self.hits = self.computed = 0  # requests, and tokens
+        self.open_s = 0.0  # the sum of what its requests took
+        self.heard = Load()
+        self.queued_tokens = self.last_chosen = 0
+        self.ttft_s: float | None = None
 
     @property
     def open_requests(self) -> int:
@@ -84,82 +87,61 @@ class _Replica:
             pending_tokens=sum(request.call.prompt_tokens for request in pending),
         )
 
-    def begin(self) -> float | None:
-        """Takes the next prompt up, if it can; the seconds its prefill takes."""
+    def begin(self) -> tuple[float, _Request] | None:
+        """The next prompt, if it can take one up, with the seconds that its prefill takes."""
         if self.prefilling is not None or not self.waiting or self.decoding >= self.machine.seats:
             return None
         request = self.prefilling = self.waiting.popleft()
-        depth = 0
-        for key in request.call.keys:
-            if key not in self._cache:
-                break
-            depth += 1
-        hit = depth * self._block_tokens
+        hit = self._block_tokens * sum(1 for _ in takewhile(self._cache.__contains__, request.call.keys))
         self.hits += hit
         self.computed += request.call.prompt_tokens - hit
         decode_share = self.decoding * self.machine.sequence_s / self.machine.step_s
-        return (request.call.prompt_tokens - hit) / self.machine.prefill_per_s * (1 + decode_share)
+        return (request.call.prompt_tokens - hit) / self.machine.prefill_per_s * (1 + decode_share), request
 
-    def prefilled(self) -> _Request:
-        request = self.prefilling
-        assert request is not None
+    def prefilled(self, request: _Request, ttft_s: float) -> float:
+        """The seconds that the rest of the answer takes."""
         self.prefilling = None
+        self.served += 1
         self.decoding += 1
         for key in reversed(request.call.keys):
             self._cache[key] = None
             self._cache.move_to_end(key)
         while len(self._cache) > self._max_blocks:
             self._cache.popitem(last=False)
-        return request
+        self.queued_tokens -= request.queued_tokens
+        self.ttft_s = ttft_s if self.ttft_s is None else 0.8 * self.ttft_s + 0.2 * ttft_s
+        return request.call.output_tokens * (self.machine.step_s + self.decoding * self.machine.sequence_s)
 
-    def decode_s(self, call: Call) -> float:
-        return call.output_tokens * (self.machine.step_s + self.decoding * self.machine.sequence_s)
 
-
-class _Pool:
-    """The gateway's side: views, choices, belief about prefixes."""
+class _Gateway:
+    """The choices, and the belief about prefixes."""
 
     def __init__(self, policy: Policy, replicas: Sequence[_Replica], block_tokens: int, rng: random.Random) -> None:
         self._policy = policy
         self._replicas = replicas
         self._rng = rng
         self._index = PrefixIndex(max(1, replicas[0].machine.cache_tokens // block_tokens), block_tokens)
-        self._loads = [Load()] * len(replicas)
         self._heard_s = -1.0
-        self._queued: Counter[str] = Counter()
-        self._open: Counter[str] = Counter()
-        self._last: Counter[str] = Counter()
-        self._ttft: dict[str, float] = {}
         self._choices = count(1)
 
     def choose(self, request: _Request, now_s: float) -> _Replica:
         call = request.call
         if now_s - self._heard_s >= _NEWS_S:
             self._heard_s = now_s
-            self._loads = [replica.load() for replica in self._replicas]
+            for replica in self._replicas:
+                replica.heard = replica.load()
         views = [
-            ReplicaView(
-                r.name, load, self._open[r.name], self._queued[r.name], self._last[r.name], self._ttft.get(r.name)
-            )
-            for r, load in zip(self._replicas, self._loads, strict=True)
+            ReplicaView(r.name, r.heard, r.open_requests, r.queued_tokens, r.last_chosen, r.ttft_s)
+            for r in self._replicas
         ]
         cached = self._index.cached_tokens(call.keys)
         hint = RouteHint(call.prompt_tokens, None, cached)
         chosen = self._replicas[self._policy.choose(views, hint, self._rng)]
         self._index.add(chosen.name, call.keys)
-        self._open[chosen.name] += 1
         request.queued_tokens = call.prompt_tokens - cached.get(chosen.name, 0)
-        self._queued[chosen.name] += request.queued_tokens
-        self._last[chosen.name] = next(self._choices)
+        chosen.queued_tokens += request.queued_tokens
+        chosen.last_chosen = next(self._choices)
         return chosen
-
-    def first_token(self, replica: _Replica, request: _Request, ttft_s: float) -> None:
-        self._queued[replica.name] -= request.queued_tokens
-        old = self._ttft.get(replica.name)
-        self._ttft[replica.name] = ttft_s if old is None else 0.8 * old + 0.2 * ttft_s
-
-    def ended(self, replica: _Replica) -> None:
-        self._open[replica.name] -= 1
 
 
 def simulate(
@@ -167,64 +149,37 @@ def simulate(
 ) -> RoutingOutcome:
     """All of the workload's calls, each to where the policy sends it."""
     replicas = [_Replica(f"replica-{i}", machine, workload.block_tokens) for i in range(num_replicas)]
-    pool = _Pool(policy, replicas, workload.block_tokens, rng)
-    served = Counter[str]()
-    area: dict[str, float] = {replica.name: 0.0 for replica in replicas}
-    busy_s = idle_while_queued_s = 0.0
-    ttft_s: list[float] = []
-    last_s = 0.0
-    for now_s, replica, request, kind in _events(workload, pool, replicas):
-        span = now_s - last_s
-        last_s = now_s
-        if any(r.open_requests for r in replicas):
-            busy_s += span
-            for r in replicas:
-                area[r.name] += r.open_requests * span
-            if any(len(r.waiting) for r in replicas) and not all(r.open_requests for r in replicas):
-                idle_while_queued_s += span
-        if kind == "first":
-            ttft_s.append(now_s - request.call.at_s)
-            served[replica.name] += 1
-    total = sum(call.prompt_tokens for call in workload.calls)
-    return RoutingOutcome(
-        hit_rate=sum(r.hits for r in replicas) / total,
-        requests=[served[r.name] for r in replicas],
-        tokens=[r.computed for r in replicas],
-        in_flight=[area[r.name] / busy_s for r in replicas],
-        ttft_s=sorted(ttft_s),
-        idle_while_queued_s=idle_while_queued_s,
-    )
-
-
-def _events(
-    workload: RoutingWorkload, pool: _Pool, replicas: Sequence[_Replica]
-) -> Iterator[tuple[float, _Replica, _Request, str]]:
-    """Every change in order of time, told before it takes effect."""
-    order = count()
-    queue: list[tuple[float, int, str, _Replica | None, _Request]] = [
-        (call.at_s, next(order), "call", None, _Request(call)) for call in workload.calls
+    gateway = _Gateway(policy, replicas, workload.block_tokens, rng)
+    order = count()  # of events at the same time
+    # When something happens to a request: without a replica it arrives, else its prefill or its answer ends.
+    events: list[tuple[float, int, _Replica | None, _Request]] = [
+        (call.at_s, next(order), None, _Request(call)) for call in workload.calls
     ]
-    heapq.heapify(queue)
-
-    def push(at_s: float, kind: str, replica: _Replica, request: _Request) -> None:
-        heapq.heappush(queue, (at_s, next(order), kind, replica, request))
-
-    def go_on(replica: _Replica, now_s: float) -> None:
-        if (takes_s := replica.begin()) is not None and replica.prefilling is not None:
-            push(now_s + takes_s, "first", replica, replica.prefilling)
-
-    while queue:
-        now_s, _, kind, replica, request = heapq.heappop(queue)
+    heapq.heapify(events)
+    busy_s = last_s = 0.0
+    ttft_s: list[float] = []
+    while events:
+        now_s, _, replica, request = heapq.heappop(events)
+        span_s, last_s = now_s - last_s, now_s
+        if any(r.open_requests for r in replicas):
+            busy_s += span_s
+            for r in replicas:
+                r.open_s += r.open_requests * span_s
         if replica is None:
-            replica = pool.choose(request, now_s)
-        yield now_s, replica, request, kind
-        if kind == "call":
+            replica = gateway.choose(request, now_s)
             replica.waiting.append(request)
-        elif kind == "first":
-            replica.prefilled()
-            pool.first_token(replica, request, now_s - request.call.at_s)
-            push(now_s + replica.decode_s(request.call), "end", replica, request)
+        elif request is replica.prefilling:
+            ttft_s.append(now_s - request.call.at_s)
+            takes_s = replica.prefilled(request, ttft_s[-1])
+            heapq.heappush(events, (now_s + takes_s, next(order), replica, request))
         else:
             replica.decoding -= 1
-            pool.ended(replica)
-        go_on(replica, now_s)
+        if (begun := replica.begin()) is not None:
+            heapq.heappush(events, (now_s + begun[0], next(order), replica, begun[1]))
+    return RoutingOutcome(
+        hit_rate=sum(r.hits for r in replicas) / sum(call.prompt_tokens for call in workload.calls),
+        requests=[r.served for r in replicas],
+        tokens=[r.computed for r in replicas],
+        in_flight=[r.open_s / busy_s for r in replicas],
+        ttft_s=sorted(ttft_s),
+    )

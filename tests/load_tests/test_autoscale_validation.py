@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from autoscaling.traces.trace import load_trace
-from load_tests.autoscale.real import _startups_s, _target
+from load_tests.autoscale.real import startups_of, wanted_at
 from load_tests.autoscale.traffic import make_trace, within, write_trace
 from load_tests.autoscale.validate import POLICY, PROFILE, ScalingFigures, TraceComparison, markdown, median, predict
 from load_tests.errors import LoadError
@@ -57,7 +57,7 @@ def test_the_settings_are_those_of_the_real_side() -> None:
 
 def test_a_replica_costs_from_the_decision_on() -> None:
     decisions = [{"time": 5.0, "to": 1}, {"time": 10.0, "to": 3}, {"time": 20.0, "to": 2}]
-    assert [_target(decisions, at_s) for at_s in (0.0, 9.9, 10.0, 25.0)] == [1, 1, 3, 2]
+    assert [wanted_at(decisions, at_s) for at_s in (0.0, 9.9, 10.0, 25.0)] == [1, 1, 3, 2]
 
 
 def test_start_ups_are_those_after_the_first(tmp_path: Path) -> None:
@@ -66,9 +66,9 @@ def test_start_ups_are_those_after_the_first(tmp_path: Path) -> None:
     )
     names = ("Gateway", "ModelReplica-paced", "ModelReplica-paced", "ModelReplica-paced")
     lines = [json.dumps({"message": said.format(name, i)}) for i, name in enumerate(names)]
-    assert _startups_s(tmp_path) == []
+    assert startups_of(tmp_path) == []
     (tmp_path / "controller_7.log").write_text("\n".join(lines))
-    assert _startups_s(tmp_path) == pytest.approx([2.5, 3.5], abs=0.5)
+    assert startups_of(tmp_path) == pytest.approx([2.5, 3.5], abs=0.5)
 
 
 def figures(ttft_s: float, replicas: int) -> ScalingFigures:

@@ -26,10 +26,16 @@ def quiet(run: Run) -> None:
 
 
 async def test_closed_loop_holds_its_concurrency_and_counts(server: FakeServer) -> None:
+    server.hold = asyncio.Event()
     config = BenchConfig(server.url, concurrency=4, requests=12, prompt_tokens=100, output_tokens=5)
-    model, s = await bench(config, quiet)
+    running = asyncio.create_task(bench(config, quiet))
+    async with asyncio.timeout(60):
+        while server.running < 4:
+            await asyncio.sleep(0.01)
+    server.hold.set()
+    model, s = await running
     assert (model, s.succeeded, s.output_tokens, s.errors) == ("m1", 12, 60, {})
-    assert server.peak <= 4
+    assert server.peak == 4
     assert s.prompt_tokens == 1200
     assert len({tuple(body["prompt"]) for body in server.bodies}) == 12
     assert all(body["ignore_eos"] and body["stream"] for body in server.bodies)

@@ -14,7 +14,7 @@ from helpers_models import make_gguf
 from engine.kernels import cpu
 from engine.runner.graphs import StepGraph
 from engine.types import NewSequence, SamplingParams, SeqSlice, StepPlan
-from load_tests.engine_bench import breakdown, contention, overhead, subject, throughput
+from load_tests.engine_bench import breakdown, contention, overhead, throughput
 from load_tests.engine_bench.__main__ import main
 from load_tests.engine_bench.base import Figures
 from load_tests.engine_bench.bench import Bench
@@ -36,15 +36,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def bench(model: str) -> Bench:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subject, "_KV_BYTES", 7 << 24)
-        bench = Bench(model, quick=True, say=lambda line: None)
-        assert bench.subject.capacity.num_blocks  # loaded while the cache is small
-    return bench
+    return Bench(model, quick=True, say=lambda line: None)
 
 
-def test_every_part_gives_full_tables(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("load_tests.engine_bench.memory._SMALLEST", 1 << 22)
+def test_every_part_gives_full_tables(bench: Bench) -> None:
     for name, run in PARTS.items():
         for found in run(bench):
             # Nothing is missing but what has no meaning: transformers' own prefill time.
@@ -198,8 +193,7 @@ def test_samples_are_bounded() -> None:
     assert samples(slow, 1.0, least=2, clock=lambda: now[0]) == [10, 10] and now[0] == 30
 
 
-def test_bandwidth_is_positive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("load_tests.engine_bench.memory._SMALLEST", 1 << 20)
+def test_bandwidth_is_positive() -> None:
     assert read_bandwidth(0.0, quick=True) > 0
 
 
@@ -218,10 +212,7 @@ def test_report_shows_what_was_not_measured() -> None:
     assert data["settings"] == {"model": "m"} and data["tables"]["t"]["rows"][0] == {"a": 1.2346, "b": "x"}
 
 
-def test_command_line(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(subject, "_KV_BYTES", 7 << 24)
+def test_command_line(model: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file, out = tmp_path / "bench.json", tmp_path / "out"
     assert main(["prefill", model, "--quick", "--json", str(file), "--out", str(out)]) == 0
     shown = capfd.readouterr()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from load_tests.arrivals import Burst, Constant, Poisson, Ramp
 from load_tests.errors import LoadError
-from load_tests.lengths import LogNormal, Recorded, Uniform
+from load_tests.lengths import LogNormal, RecordedLength, Uniform
 from load_tests.prompts import Form, PromptWriter, Segment
 from load_tests.scenario import Phase
 from load_tests.traces import Row, read_trace
@@ -72,9 +72,9 @@ def test_lengths_stay_in_their_bounds() -> None:
 
 
 def test_recorded_lengths_are_scaled_and_cut() -> None:
-    assert Recorded(kind="trace", scale=0.1).draw(random.Random(), 345) == 34
-    assert Recorded(kind="trace", scale=0.001).draw(random.Random(), 345) == 1
-    assert Recorded(kind="trace", max=100).draw(random.Random(), 345) == 100
+    assert RecordedLength(kind="trace", scale=0.1).draw(random.Random(), 345) == 34
+    assert RecordedLength(kind="trace", scale=0.001).draw(random.Random(), 345) == 1
+    assert RecordedLength(kind="trace", max=100).draw(random.Random(), 345) == 100
 
 
 # traces

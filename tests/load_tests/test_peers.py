@@ -313,10 +313,9 @@ def test_every_engine_can_say_how_it_starts(name: str, tmp_path: Path) -> None:
 
 def test_an_installed_engine_is_not_installed_again(tmp_path: Path) -> None:
     peer = LlamaBf16(tmp_path)
-    (server := tmp_path / f"build-{peer._build.name.removeprefix('build-')}" / "bin" / "llama-server").parent.mkdir(
-        parents=True
-    )
-    server.touch()
+    assert peer.server.is_relative_to(tmp_path)
+    peer.server.parent.mkdir(parents=True)
+    peer.server.touch()
     models = Models(tmp_path / "m.gguf", tmp_path / "m-bf16")
     (tmp_path / "m-bf16.gguf").touch()
     peer.prepare(models, pytest.fail)
