@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from deployments.config.problems import unknown_keys, without, wrong_values
+from deployments.config.yaml_file import YamlFileError, read_yaml
 from load_tests.arrivals import Arrivals, Closed, Ramp, RecordedArrivals
 from load_tests.errors import LoadError
 from load_tests.lengths import Length, RecordedLength
@@ -143,15 +142,16 @@ def find(name: str) -> Path:
 def load(path: Path) -> Scenario:
     """Raises LoadError with a line for every mistake."""
     try:
-        raw = yaml.load(path.read_text(), Loader=_Loader)
-    except OSError as error:
-        raise LoadError(f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise LoadError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+        raw = read_yaml(path)
+    except YamlFileError as error:
+        raise LoadError(str(error)) from None
+    problems = list(unknown_keys(raw, Scenario))
     try:
-        scenario = Scenario.model_validate(raw)
+        scenario = Scenario.model_validate(without(raw, {problem.path for problem in problems}))
     except ValidationError as error:
-        raise LoadError("\n".join(f"{path}: {line}" for line in _mistakes(error))) from None
+        problems += wrong_values(error)
+    if problems:
+        raise LoadError("\n".join(f"{path}: {problem}" for problem in problems))
     return scenario.model_copy(update={"phases": [_anchored(phase, path.parent) for phase in scenario.phases]})
 
 
@@ -159,39 +159,3 @@ def _anchored(phase: Phase, folder: Path) -> Phase:
     if phase.trace is None:
         return phase
     return phase.model_copy(update={"trace": phase.trace.model_copy(update={"file": folder / phase.trace.file})})
-
-
-class _Loader(yaml.SafeLoader):
-    """A key given twice is an error; YAML itself would keep the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} given twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-def _mistakes(error: ValidationError) -> list[str]:
-    lines = []
-    for item in error.errors():
-        where = ".".join(str(part) for part in item["loc"])
-        if item["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(str(item["loc"][-1]), _keys(), n=1)
-            text = "unknown key" + (f", did you mean {near[0]}?" if near else "")
-        else:
-            text = item["msg"].removeprefix("Value error, ")
-            if item["type"] not in ("missing", "value_error"):
-                text += f", got {item['input']!r}"
-        lines.append(f"{where}: {text}" if where else text)
-    return lines
-
-
-def _keys() -> list[str]:
-    """Every key any part of a scenario knows."""
-    todo, keys = list(Spec.__subclasses__()), set[str]()
-    while todo:
-        spec = todo.pop()
-        keys.update(spec.model_fields)
-        todo += spec.__subclasses__()
-    return sorted(keys)

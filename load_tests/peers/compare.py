@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from engine.errors import EngineError
 from load_tests.errors import LoadError
+from load_tests.machine import busy_cores
 from load_tests.peers.base import FOLDERS, PEERS, Models, Peer, Say
 from load_tests.peers.demo import prepare_models
 from load_tests.peers.measure import Measurement, measure
@@ -17,8 +17,6 @@ from load_tests.peers.server import running
 from load_tests.peers.store import PeerRow, Store
 from load_tests.peers.workloads import PeerWorkload
 from load_tests.servers import free_port
-
-_MOMENT_S = 1.0
 
 
 class PeerRounds:
@@ -96,24 +94,6 @@ class PeerRounds:
         """`workload` empty: none could be measured."""
         self._say(f"{name}{f' {workload}' if workload else ''}: {why}")
         self._store.add(PeerRow(name, version, workload, number, time.time(), 0.0, error=why))
-
-
-def busy_cores() -> float:
-    """How many cores are in use, over a moment in which this process sleeps."""
-    before = _cpu_ticks()
-    time.sleep(_MOMENT_S)
-    busy, total = (b - a for a, b in zip(before, _cpu_ticks(), strict=True))
-    return round((os.cpu_count() or 1) * busy / max(1, total), 2)
-
-
-def _cpu_ticks() -> tuple[int, int]:
-    """Of all cores since boot: busy and all. (0, 0) where the system doesn't say."""
-    try:
-        fields = [int(n) for n in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    except OSError:
-        return 0, 0
-    idle = fields[3] + fields[4]  # waiting for a disk is idle too
-    return sum(fields) - idle, sum(fields)
 
 
 def _line(got: Measurement) -> str:
