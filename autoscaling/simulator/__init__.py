@@ -1,7 +1,7 @@
 """Traffic against a pool of simulated replicas under the production controller. Discrete-event and seeded: the same
 inputs give the same numbers on any machine.
 
-`reference.py` is the engine model in Python, one step at a time; `engine.cpp` is the same model, operation for
-operation, for speed (`native.py` builds it once; without a compiler the Python one runs). `run.py` puts the controller
-on top. To change the model, change both: a test holds them equal to the last bit.
+`replicas.cpp` models the replicas, exact to their steps; `cluster.py` compiles it once and calls it; `run.py` puts the
+controller on top. To change the model, change `tests/helpers_replicas.py` too, which is the same model in plain Python,
+operation for operation: a test holds the two equal to the last bit.
 """

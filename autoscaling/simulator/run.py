@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from autoscaling.base import Decision, pool_signals
 from autoscaling.controller import Controller
 from autoscaling.service_model import ServiceModel
-from autoscaling.simulator.cluster import Cluster, make_cluster
+from autoscaling.simulator.cluster import Cluster
 from autoscaling.traces.trace import Trace
 
 DRAIN_S = 3600.0  # after the last arrival, for those still waiting
@@ -66,17 +66,7 @@ def simulate(
     trace: Trace, controller: Controller, setup: Setup, on_progress: Callable[[float], None] | None = None
 ) -> Outcome:
     """`on_progress` gets the share done, now and then."""
-    cluster = make_cluster(setup.model, trace, setup.router, setup.seed)
-    return run(cluster, trace, controller, setup, on_progress)
-
-
-def run(
-    cluster: Cluster,
-    trace: Trace,
-    controller: Controller,
-    setup: Setup,
-    on_progress: Callable[[float], None] | None = None,
-) -> Outcome:
+    cluster = Cluster(setup.model, trace, setup.router, setup.seed)
     target = setup.initial_replicas
     for _ in range(target):
         cluster.start(-setup.model.startup_s, 0.0)

@@ -13,6 +13,7 @@ import pytest
 from autoscaling.fit import Step, bench_steps, fit, fit_contention, fit_file
 from autoscaling.service_model import ServiceModel
 from autoscaling.settings import PolicyError
+from autoscaling.simulator.cluster import Cluster
 from autoscaling.simulator.run import Setup, simulate
 from autoscaling.spec import PolicySpec
 from autoscaling.traces.formats import TraceError
@@ -176,9 +177,7 @@ def test_a_log_of_several_models_is_fitted_for_one(tmp_path: Path) -> None:
 
 
 def _served(trace: Trace, model: ServiceModel = MODEL) -> list[dict[str, Any]]:
-    from autoscaling.simulator.reference import ReferenceCluster
-
-    cluster = ReferenceCluster(model, trace, "least_loaded", 0)
+    cluster = Cluster(model, trace, "least_loaded", 0)
     cluster.start(0.0, 0.0)
     cluster.advance(2000.0)
     rows = []

@@ -1,4 +1,4 @@
-"""The two engine models are one: the compiled gives the same bits as the one in Python, which is checked by hand."""
+"""The simulated replicas, checked by hand, and held to the bits of the same model in Python."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import dataclasses
 
 import numpy as np
 import pytest
+from helpers_replicas import ReferenceCluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaling.service_model import ServiceModel
-from autoscaling.simulator.cluster import ROUTERS, Cluster
-from autoscaling.simulator.native import NativeCluster, library
-from autoscaling.simulator.reference import ReferenceCluster
+from autoscaling.simulator.cluster import ROUTERS, Cluster, library
 from autoscaling.traces.trace import Trace
 
 MODEL = ServiceModel(
@@ -34,8 +33,8 @@ def trace(*requests: tuple[float, int, int]) -> Trace:
     return Trace("t", np.array(at, float), np.array(prompt), np.array(output), max(at) + 1.0)
 
 
-def served(model: ServiceModel, t: Trace, until_s: float = 100.0) -> ReferenceCluster:
-    cluster = ReferenceCluster(model, t, "least_loaded", 0)
+def served(model: ServiceModel, t: Trace, until_s: float = 100.0) -> Cluster:
+    cluster = Cluster(model, t, "least_loaded", 0)
     cluster.start(0.0, 0.0)
     cluster.advance(until_s)
     return cluster
@@ -61,7 +60,7 @@ def test_a_gateway_counts_a_prompt_until_its_first_token() -> None:
     short ones that decode."""
     model = dataclasses.replace(MODEL, kv_tokens=4000, max_num_seqs=8)
     t = trace((0.0, 10, 200), (0.0, 600, 1), (0.1, 10, 200), (0.75, 10, 1))
-    cluster = ReferenceCluster(model, t, "least_loaded", 0)
+    cluster = Cluster(model, t, "least_loaded", 0)
     for _ in range(2):
         cluster.start(0.0, 0.0)
     cluster.advance(0.75)
@@ -101,7 +100,7 @@ def test_a_full_queue_refuses_and_a_draining_replica_finishes() -> None:
 
 
 def test_requests_wait_for_the_first_replica() -> None:
-    cluster = ReferenceCluster(MODEL, trace((0.0, 10, 1), (1.0, 10, 1)), "least_loaded", 0)
+    cluster = Cluster(MODEL, trace((0.0, 10, 1), (1.0, 10, 1)), "least_loaded", 0)
     cluster.advance(1.0)
     assert cluster.counts().queued == 2
     cluster.start(1.0, 5.0)
@@ -116,7 +115,6 @@ REQUESTS = st.lists(st.tuples(st.floats(0, 3), st.integers(1, 200), st.integers(
 ACTIONS = st.lists(st.tuples(st.sampled_from(["start", "stop"]), st.floats(0.01, 1.0)), max_size=8)
 
 
-@pytest.mark.skipif(library() is None, reason="needs a C++ compiler")
 @settings(max_examples=150, deadline=None)
 @given(REQUESTS, ACTIONS, st.sampled_from(ROUTERS), st.integers(0, 2**64 - 1), st.integers(260, 600), st.integers(1, 3))
 def test_both_models_give_the_same_bits(
@@ -129,11 +127,9 @@ def test_both_models_give_the_same_bits(
 ) -> None:
     model = dataclasses.replace(MODEL, kv_tokens=kv, contention=0.3, replicas_per_host=per_host)
     t = trace(*requests)
-    lib = library()
-    assert lib is not None
-    clusters: list[Cluster] = [ReferenceCluster(model, t, router, seed), NativeCluster(lib, model, t, router, seed)]
     seen = []
-    for cluster in clusters:
+    for kind in (ReferenceCluster, Cluster):
+        cluster = kind(model, t, router, seed)
         cluster.start(0.0, 0.25)
         now_s, story = 0.0, []
         for action, wait_s in [*actions, ("start", 1.0), ("start", 300.0)]:
@@ -149,20 +145,24 @@ def test_both_models_give_the_same_bits(
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("native", [False, True])
-def test_a_step_full_of_decodes_takes_no_prompt(native: bool) -> None:
+@pytest.mark.parametrize("kind", [ReferenceCluster, Cluster])
+def test_a_step_full_of_decodes_takes_no_prompt(kind: type[Cluster]) -> None:
     """More seats than tokens in a step: what does not fit waits, and everything ends."""
     model = ServiceModel(base_s=0.1, prefill_token_s=0.01, max_num_batched_tokens=4, max_num_seqs=8)
-    requests = trace(*[(0.0, 2, 5)] * 6)
-    lib = library() if native else None
-    if native and lib is None:
-        pytest.skip("no C++ compiler")
-    cluster: Cluster = ReferenceCluster(model, requests, "least_loaded", 0)
-    if lib is not None:
-        cluster = NativeCluster(lib, model, requests, "least_loaded", 0)
+    cluster = kind(model, trace(*[(0.0, 2, 5)] * 6), "least_loaded", 0)
     cluster.start(0.0, 0.0)
     cluster.advance(100.0)
     assert np.isfinite(cluster.finish_s).all()
+
+
+def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    library.cache_clear()
+    try:
+        with pytest.raises(ImportError, match="the simulator cannot be compiled: /no/such/compiler"):
+            library()
+    finally:
+        library.cache_clear()
 
 
 def test_short_prompts_pass_a_long_one_that_still_gets_on() -> None:
@@ -172,9 +172,9 @@ def test_short_prompts_pass_a_long_one_that_still_gets_on() -> None:
     assert cluster.ttft_s == pytest.approx([0.975, 0.35])
 
 
-def beside(model: ServiceModel, other_ready_s: float, *requests: tuple[float, int, int]) -> ReferenceCluster:
+def beside(model: ServiceModel, other_ready_s: float, *requests: tuple[float, int, int]) -> Cluster:
     """Two replicas, one of which is there from the start."""
-    cluster = ReferenceCluster(model, trace(*requests), "least_loaded", 0)
+    cluster = Cluster(model, trace(*requests), "least_loaded", 0)
     cluster.start(0.0, 0.0)
     cluster.advance(0.0)
     cluster.start(0.0, other_ready_s)

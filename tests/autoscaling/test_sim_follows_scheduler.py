@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from autoscaling.service_model import ServiceModel
-from autoscaling.simulator.reference import ReferenceCluster
+from autoscaling.simulator.cluster import Cluster
 from autoscaling.traces.trace import Trace
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -81,7 +81,7 @@ def by_engine(t: Trace) -> NDArray[np.float64]:
 
 
 def by_simulator(t: Trace) -> NDArray[np.float64]:
-    cluster = ReferenceCluster(MODEL, t, "least_loaded", 0)
+    cluster = Cluster(MODEL, t, "least_loaded", 0)
     cluster.start(0.0, 0.0)
     cluster.advance(1e5)
     return cluster.ttft_s

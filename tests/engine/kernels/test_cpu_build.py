@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine import cpp_build
 from engine.kernels.cpu import build
 from engine.kernels.cpu.packing import pack_codes
 
@@ -50,8 +51,8 @@ def tiny_sources(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "SOURCES", sources)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     try:
-        build.find_compiler()
-    except build.BuildError as error:
+        cpp_build.find_compiler()
+    except cpp_build.BuildError as error:
         pytest.skip(str(error))
     return sources
 
@@ -59,10 +60,12 @@ def tiny_sources(tmp_path, monkeypatch):
 def test_builds_once_and_again_after_a_change(tiny_sources):
     assert build.load(build.FLAGS).answer() == 42
     assert build.load(build.FLAGS).answer() == 42
-    assert len(list(build.cache_dir().rglob("*.so"))) == 1
+    assert len(list(cpp_build.cache_dir("kernels").rglob("*.so"))) == 1
     (tiny_sources / "answer.cpp").write_text('extern "C" int answer() { return 43; }\n')
     assert build.load(build.FLAGS).answer() == 43
-    assert len(list(build.cache_dir().rglob("*"))) == 4  # two directories with a library each, no leftovers
+    assert (
+        len(list(cpp_build.cache_dir("kernels").rglob("*"))) == 4
+    )  # two directories with a library each, no leftovers
 
 
 def test_an_unwritable_cache_still_builds(tiny_sources, monkeypatch):
@@ -72,21 +75,21 @@ def test_an_unwritable_cache_still_builds(tiny_sources, monkeypatch):
 
 def test_a_compile_error_names_the_cause(tiny_sources):
     (tiny_sources / "answer.cpp").write_text("this is not C++\n")
-    with pytest.raises(build.BuildError, match=r"answer\.cpp"):
+    with pytest.raises(cpp_build.BuildError, match=r"answer\.cpp"):
         build.load(build.FLAGS)
-    assert not list(build.cache_dir().rglob("*.so"))
+    assert not list(cpp_build.cache_dir("kernels").rglob("*.so"))
 
 
 def test_no_compiler(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(build.BuildError, match="set CXX"):
-        build.find_compiler()
+    with pytest.raises(cpp_build.BuildError, match="set CXX"):
+        cpp_build.find_compiler()
 
 
 def test_cxx_may_carry_arguments(monkeypatch):
     monkeypatch.setenv("CXX", "ccache g++")
-    assert build.find_compiler() == ["ccache", "g++"]
+    assert cpp_build.find_compiler() == ["ccache", "g++"]
 
 
 def test_callers_on_several_threads_share_the_workers(native):

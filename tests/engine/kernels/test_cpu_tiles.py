@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from engine.cpp_build import BuildError
 from engine.kernels import cpu
 from engine.kernels.cpu import build
 from engine.kernels.cpu.float_packing import pack_floats
@@ -112,7 +113,7 @@ def test_a_process_tries_them_first(tmp_path, monkeypatch, caplog, body, works):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     try:
         lib: ctypes.CDLL = build.load(build.FLAGS)
-    except build.BuildError as error:
+    except BuildError as error:
         pytest.skip(str(error))
     with caplog.at_level(logging.WARNING, "engine.kernels.cpu.tiles"):
         assert usable(Library(0, lib._name)) is works

@@ -1,5 +1,6 @@
-// The engine model of reference.py, operation for operation and in the same order, so that both give the same bits.
-// A plain C interface for ctypes. Build without contraction of floating-point operations.
+// Replicas and the traffic on them, for cluster.py: a plain C interface for ctypes. tests/helpers_replicas.py is the
+// same model in Python, operation for operation and in the same order, so that both give the same bits. Build without
+// contraction of floating-point operations.
 
 #include <algorithm>
 #include <cmath>

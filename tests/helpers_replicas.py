@@ -1,4 +1,5 @@
-"""The engine model in Python, one step at a time: exact and slow. `engine.cpp` does the same, in the same order."""
+"""The simulator's replicas in Python, one step at a time: the oracle for autoscaling/simulator/replicas.cpp, which does
+the same, in the same order."""
 
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ class Replica:
 
 
 class ReferenceCluster:
-    """See Cluster."""
+    """See autoscaling.simulator.cluster.Cluster."""
 
     def __init__(self, model: ServiceModel, trace: Trace, router: str, seed: int) -> None:
         self._model = model
