@@ -63,9 +63,9 @@ class Engine:
             self.capacity.window,
             self.capacity.num_disk_slots,
         )
-        self._scheduler = Scheduler(
-            config, self._kv, self.capacity.max_model_len, self.capacity.eos_ids, self.capacity.copy_s
-        )
+        # A model's config and its tokenizer may name different tokens; either ends a text.
+        eos_ids = self.capacity.eos_ids | self.text.eos_ids
+        self._scheduler = Scheduler(config, self._kv, self.capacity.max_model_len, eos_ids, self.capacity.copy_s)
         self._live: dict[str, LiveRequest] = {}
         self._by_seq: dict[int, LiveRequest] = {}
         self._next_seq_id = 0

@@ -172,13 +172,15 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
-    """What a rank must know of a sequence before its first slice. `output`: what of its tokens is output already."""
+    """What a rank must know of a sequence before its first slice. `output`: what of its tokens is output already.
+    `end_ids`: the tokens that may not come before `sampling.min_tokens`."""
 
     seq_id: int
     sampling: SamplingParams
     seed: int
     prompt: tuple[int, ...]
     output: tuple[int, ...] = ()
+    end_ids: frozenset[int] = frozenset()
 
 
 class SeqSlice(NamedTuple):

@@ -92,8 +92,7 @@ class Rank:
         if num_host_slots:
             copies = make_copies(storage, num_host_slots, num_disk_slots, config.disk_kv_cache_dir)
             copy_s = seconds_per_block(copies, num_host_slots)
-        eos_ids = frozenset(spec.eos_ids)
-        sampler = Sampler(spec.vocab_size, eos_ids, device)
+        sampler = Sampler(spec.vocab_size, device)
         graph = None
         if ours is not None and self._group.size == 1:
             widest = _widest_step(config, max_model_len)
@@ -105,7 +104,7 @@ class Rank:
             storage.num_blocks,
             max_model_len,
             spec.vocab_size,
-            eos_ids,
+            frozenset(spec.eos_ids),
             checkpoint.fingerprint + (f"-{scales.fingerprint}" if scales else ""),
             num_host_slots,
             copy_s,

@@ -24,4 +24,5 @@ class RopeSpec:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None  # None: 0.1 * ln(factor) + 1
+    truncate: bool = True  # yarn: the ends of the ramp are whole features
     freq_factors: tuple[float, ...] = ()  # [head_dim / 2]

@@ -60,8 +60,10 @@ def _yarn(rope: RopeSpec, plain: Tensor, head_dim: int) -> Tensor:
     def feature(turns: float) -> float:
         return head_dim * math.log(rope.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
-    low = max(math.floor(feature(rope.beta_fast)), 0)
-    high = min(math.ceil(feature(rope.beta_slow)), head_dim - 1)
+    first, last = feature(rope.beta_fast), feature(rope.beta_slow)
+    if rope.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    low, high = max(first, 0), min(last, head_dim - 1)
     width = max(high - low, 0.001)
     stretch = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
     return plain / rope.factor * stretch + plain * (1 - stretch)

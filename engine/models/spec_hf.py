@@ -30,6 +30,7 @@ def from_hf(config: Json, generation: Json) -> ModelSpec:
     num_heads, hidden = get(config, "num_attention_heads", int), get(config, "hidden_size", int)
     num_layers = get(config, "num_hidden_layers", int)
     max_position = get(config, "max_position_embeddings", int)
+    ropes = _ropes(config, family, num_layers, max_position)
     eos = [*token_ids(generation, "eos_token_id"), *token_ids(config, "eos_token_id")]
     return ModelSpec(
         architecture=name,
@@ -40,10 +41,10 @@ def from_hf(config: Json, generation: Json) -> ModelSpec:
         head_dim=get(config, "head_dim", int, divide(hidden, num_heads)),
         intermediate_size=get(config, "intermediate_size", int),
         vocab_size=get(config, "vocab_size", int),
-        max_position=max_position,
+        max_position=_reach(ropes, max_position, family),
         rms_eps=get(config, "rms_norm_eps", float, 1e-6),
         layer_windows=_windows(config, name, family, num_layers),
-        layer_ropes=_ropes(config, family, num_layers, max_position),
+        layer_ropes=ropes,
         tie_embeddings=get(config, "tie_word_embeddings", bool, False),
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
@@ -130,8 +131,33 @@ def _rope(config: Json, params: dict[str, Any], theta: float, max_position: int)
         high_freq_factor=get(params, "high_freq_factor", float, 4.0),
         beta_fast=get(params, "beta_fast", float, 32.0),
         beta_slow=get(params, "beta_slow", float, 1.0),
-        attention_factor=maybe(params, "attention_factor", float),
+        attention_factor=_attention_factor(params),
+        truncate=get(params, "truncate", bool, True),
     )
+
+
+def _attention_factor(params: dict[str, Any]) -> float | None:
+    """What yarn multiplies cos and sin by; None: as RopeSpec says. `mscale`s as in transformers."""
+    given = maybe(params, "attention_factor", float)
+    mscale, of_all = maybe(params, "mscale", float), maybe(params, "mscale_all_dim", float)
+    if given is not None or not (mscale and of_all):
+        return given
+    growth = 0.1 * math.log(max(get(params, "factor", float), 1.0))
+    return (mscale * growth + 1.0) / (of_all * growth + 1.0)
+
+
+def _reach(ropes: Iterable[RopeSpec], max_position: int, family: Family) -> int:
+    """The longest context. Linear and yarn scaling stretch what the model was trained for; for families with layers of
+    two kinds (Gemma 3), max_position_embeddings is the stretched length already."""
+    if family.local_rope:
+        return max_position
+    reach = max_position
+    for rope in ropes:
+        if rope.scaling == "linear":
+            reach = max(reach, int(max_position * rope.factor))
+        elif rope.scaling == "yarn":
+            reach = max(reach, int(rope.original_max_position * rope.factor))
+    return reach
 
 
 def _only(known: tuple[str, ...], given: Iterable[str], key: str) -> None:

@@ -54,22 +54,19 @@ class Sampler:
     of the logits as they came. A token depends on its own row, parameters, seed and position alone.
     """
 
-    def __init__(self, vocab_size: int, eos_ids: frozenset[int], device: torch.device) -> None:
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
-        self._eos_ids = eos_ids
         self._device = device
         self._states: dict[int, _State] = {}
 
     def add(self, new: NewSequence) -> None:
         """Register a sequence, before its first sample(). Adding a known id starts it afresh.
 
-        Ids in logit_bias and stop_token_ids outside the vocabulary are ignored: refusing them is up to
+        Ids in logit_bias and end_ids outside the vocabulary are ignored: refusing them is up to
         whoever validates the request.
         """
         p = new.sampling
         bias = {i: b for i, b in p.logit_bias if 0 <= i < self._vocab_size}
-        # A banned token outside the min_tokens window costs nothing, so the set is worked out only if needed.
-        banned = self._eos_ids | p.stop_token_ids if p.min_tokens > 0 else frozenset()
         counts_prompt = p.repetition_penalty != 1.0
         history = TokenHistory(new.prompt if counts_prompt else (), self._vocab_size) if has_penalties(p) else None
         if history is not None:
@@ -84,9 +81,9 @@ class Sampler:
             top_k=p.top_k if 0 < p.top_k < self._vocab_size else 0,
             bias_ids=np.fromiter(bias, np.int64, len(bias)),
             bias=np.clip(np.fromiter(bias.values(), np.float64, len(bias)), -_MAX_BIAS, _MAX_BIAS).astype(np.float32),
-            banned=valid_ids(banned, self._vocab_size),
+            banned=valid_ids(new.end_ids, self._vocab_size),
             history=history,
-            plain=greedy and not (bias or banned or history or p.logprobs is not None),
+            plain=greedy and not (bias or new.end_ids or history or p.logprobs is not None),
         )
 
     def forget(self, seq_ids: Seq[int]) -> None:

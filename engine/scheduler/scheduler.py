@@ -289,7 +289,12 @@ class Scheduler:
     def _announce(self, granted: Iterable[Sequence]) -> tuple[NewSequence, ...]:
         new = [seq for seq in granted if seq.seq_id not in self._announced]
         self._announced.update(seq.seq_id for seq in new)
-        return tuple(_announcement(seq) for seq in new)
+        return tuple(self._announcement(seq) for seq in new)
+
+    def _announcement(self, seq: Sequence) -> NewSequence:
+        sampling, tokens = seq.request.sampling, tuple(seq.tokens)
+        end_ids = self._eos_ids | sampling.stop_token_ids if sampling.min_tokens > 0 else frozenset[int]()
+        return NewSequence(seq.seq_id, sampling, seq.seed, tokens[: seq.num_prompt], tokens[seq.num_prompt :], end_ids)
 
     def _observe(self, plan: StepPlan, seconds: float) -> None:
         decodes = 0
@@ -332,8 +337,3 @@ class Scheduler:
         if not (count or reason or got.prompt_logprobs):
             return None
         return SeqUpdate(seq, got.token_ids[:count], got.logprobs[:count], piece.start + 1, got.prompt_logprobs, reason)
-
-
-def _announcement(seq: Sequence) -> NewSequence:
-    tokens = tuple(seq.tokens)
-    return NewSequence(seq.seq_id, seq.request.sampling, seq.seed, tokens[: seq.num_prompt], tokens[seq.num_prompt :])

@@ -128,6 +128,7 @@ class _Builder:
             pieces=tuple(pieces),
             unspelled=unspelled,
             bos_id=self.token_id("bos_token_id"),
+            eos_id=self.token_id("eos_token_id"),
             eos_ids=frozenset(i for i in (*ends, *enders) if i is not None),
             add_bos=bool(self.key("add_bos_token", add_bos)),
             chat_template=template if isinstance(template, str) else None,

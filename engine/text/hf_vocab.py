@@ -35,6 +35,7 @@ def read_hf_vocabulary(path: Path) -> Vocabulary:
         pieces=pieces,
         unspelled=unspelled,
         bos_id=bos_id,
+        eos_id=eos_id,
         eos_ids=eos_ids or _ids(_read_json(path / "config.json").get("eos_token_id")),
         add_bos=add_bos,
         chat_template=_chat_template(path, config),

@@ -34,6 +34,7 @@ class Tokenizer:
     def __init__(self, vocab: Vocabulary) -> None:
         self.bos_id = vocab.bos_id
         self.eos_ids = vocab.eos_ids
+        self.eos_id = min(vocab.eos_ids, default=None) if vocab.eos_id is None else vocab.eos_id
         self.add_bos = vocab.add_bos and vocab.bos_id is not None
         self.vocab_size = len(vocab.pieces)
         self.max_token_bytes = max(map(len, vocab.pieces))
@@ -59,8 +60,8 @@ class Tokenizer:
 
     @property
     def eos_token(self) -> str:
-        """Text of the first EOS token; empty when there is none."""
-        return self.token_text(min(self.eos_ids)) if self.eos_ids else ""
+        """Text of the tokenizer's own EOS token, or of the first that ends a text; empty when there is none."""
+        return "" if self.eos_id is None else self.token_text(self.eos_id)
 
     def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
         """Ids of a plain prompt, with BOS in front if the model wants one (never twice).

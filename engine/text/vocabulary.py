@@ -14,13 +14,15 @@ class Vocabulary:
     """Read by gguf_vocab or hf_vocab, consumed by Tokenizer.
 
     `pieces[id]` is the exact bytes of a token. `unspelled`: the byte values that no token can spell, which vanish in
-    encoding; None if not only bytes but whole words may. `add_bos`: plain prompts begin with `bos_id`.
+    encoding; None if not only bytes but whole words may. `add_bos`: plain prompts begin with `bos_id`. `eos_id` is what
+    chat templates write as `eos_token`; each of `eos_ids` ends a text.
     """
 
     backend: tokenizers.Tokenizer
     pieces: tuple[bytes, ...]
     unspelled: bytes | None
     bos_id: int | None
+    eos_id: int | None
     eos_ids: frozenset[int]
     add_bos: bool
     chat_template: str | None

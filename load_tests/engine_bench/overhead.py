@@ -161,7 +161,7 @@ def _real_logits(bench: Bench, rows: int) -> Tensor:
 def sampler_step(logits: Tensor, params: SamplingParams, budget_s: float) -> float:
     """Seconds of one sample() of all rows, with a fresh copy of the logits each time, which is not counted."""
     count, vocab = logits.shape
-    sampler = Sampler(vocab, frozenset(), logits.device)
+    sampler = Sampler(vocab, logits.device)
     ids = list(range(count))
     for i in ids:
         sampler.add(NewSequence(i, params, seed=i, prompt=(1,)))

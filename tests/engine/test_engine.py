@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from fake_executor import FakeExecutor, next_token
@@ -51,6 +52,14 @@ def test_generate_keeps_input_order_and_reports_a_refused_prompt_in_its_place(te
     assert list(results[0].choices[0].token_ids) == expected([5, 6, 7], 10)
     assert list(results[2].choices[0].token_ids) == expected([8, 9], 10)
     assert engine.stats().kv_blocks_used == 0
+
+
+def test_either_the_model_or_its_tokenizer_may_say_what_ends_a_text(text: TextModel) -> None:
+    tokens = expected([5, 6], 10)
+    engine = make(replace(text, eos_ids=frozenset({tokens[3]})))
+    (done,) = engine.generate([[5, 6]], SamplingParams(max_tokens=10, temperature=0.0))
+    assert list(done.choices[0].token_ids) == tokens[:4]
+    assert done.choices[0].finish_reason is FinishReason.STOP
 
 
 def test_every_choice_ends_in_exactly_one_terminal_delta(text: TextModel) -> None:

@@ -149,6 +149,9 @@ def test_tied_and_untied_heads(tmp_path, arch, tied):
     _close(Driver(path).chunked(tokens, 20), _reference(hf_model(arch, tie_word_embeddings=tied), tokens))
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
 @pytest.mark.parametrize(
     "rope",
     [
@@ -160,9 +163,11 @@ def test_tied_and_untied_heads(tmp_path, arch, tied):
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 64,
         },
-        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+        YARN,
+        YARN | {"truncate": False},
+        YARN | {"mscale": 2.0, "mscale_all_dim": 0.5},
     ],
-    ids=lambda rope: rope["rope_type"],
+    ids=["linear", "llama3", "yarn", "yarn_whole", "yarn_mscale"],
 )
 def test_rope_scaling(tmp_path, rope):
     parameters = {**rope, "rope_theta": 10000.0}

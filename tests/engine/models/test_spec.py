@@ -113,6 +113,30 @@ def test_old_and_new_rope_layouts() -> None:
     assert set(from_hf({**LLAMA, "rope_scaling": None, "rope_theta": 7}, {}).layer_ropes) == {RopeSpec(7.0)}
 
 
+@pytest.mark.parametrize(
+    ("scaling", "positions"),
+    [
+        (None, 512),
+        ({"type": "yarn", "factor": 4.0}, 2048),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}, 512),  # 512 is the stretched length
+        ({"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 128}, 1024),
+        ({"type": "linear", "factor": 2.0}, 1024),
+        ({"rope_type": "llama3", "factor": 8.0}, 512),
+    ],
+)
+def test_scaled_angles_give_a_longer_context(scaling: dict[str, Any] | None, positions: int) -> None:
+    assert from_hf({**QWEN2, "rope_scaling": scaling}, {}).max_position == positions
+
+
+def test_yarns_factor_on_cos_and_sin() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0}
+    given = {None: {}, 2.0: {"attention_factor": 2.0}, 1.0: {"mscale": 1.0, "mscale_all_dim": 1.0}}
+    for want, more in given.items():
+        assert {rope.attention_factor for rope in from_hf({**LLAMA, "rope_scaling": yarn | more}, {}).layer_ropes} == {
+            want
+        }
+
+
 def test_windows() -> None:
     assert from_hf({**MISTRAL, "sliding_window": 8}, {}).layer_windows == (8,) * 4
     assert from_hf({**MISTRAL, "sliding_window": None}, {}).layer_windows == (None,) * 4

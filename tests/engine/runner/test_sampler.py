@@ -30,9 +30,9 @@ def params(**kw: Any) -> SamplingParams:
 
 def sampler(*sequences: SamplingParams, prompt: tuple[int, ...] = PROMPT, seed: int = 7, vocab: int = VOCAB) -> Sampler:
     """Sequences 0, 1, ... with these parameters and seeds 7, 8, ..."""
-    s = Sampler(vocab, EOS, CPU)
+    s = Sampler(vocab, CPU)
     for i, p in enumerate(sequences):
-        s.add(NewSequence(i, p, seed + i, prompt))
+        s.add(NewSequence(i, p, seed + i, prompt, end_ids=EOS | p.stop_token_ids if p.min_tokens else frozenset()))
     return s
 
 
@@ -123,9 +123,10 @@ sampling = st.builds(
     seed=st.integers(0, 2**64 - 1),
 )
 def test_equals_the_scalar_oracle_over_several_steps(batch: list[tuple[SamplingParams, list[int]]], seed: int) -> None:
-    s = Sampler(VOCAB, EOS, CPU)
+    s = Sampler(VOCAB, CPU)
     for i, (p, prompt) in enumerate(batch):
-        s.add(NewSequence(i, p, choice_seed(seed, i), tuple(prompt)))
+        end_ids = EOS | p.stop_token_ids if p.min_tokens else frozenset()
+        s.add(NewSequence(i, p, choice_seed(seed, i), tuple(prompt), end_ids=end_ids))
     outputs: list[list[int]] = [[] for _ in batch]
     for step in range(5):
         raw = noise(len(batch), seed % 1000 + step)
@@ -203,7 +204,7 @@ def test_restart_gives_the_same_tokens() -> None:
 
 
 def test_choices_of_one_request_differ() -> None:
-    s = Sampler(VOCAB, EOS, CPU)
+    s = Sampler(VOCAB, CPU)
     for i in range(8):
         s.add(NewSequence(i, params(temperature=1.2), choice_seed(5, i), PROMPT))
     x = noise(1)
@@ -286,8 +287,8 @@ def test_logit_bias_steers_and_does_not_reach_the_logprobs() -> None:
 
 def test_ids_outside_the_vocabulary_touch_no_neighbour() -> None:
     wild = params(logit_bias=((VOCAB + 5, 100.0), (-3, 100.0)), min_tokens=5, stop_token_ids=frozenset({VOCAB + 9}))
-    s = Sampler(VOCAB, EOS, CPU)
-    s.add(NewSequence(0, replace(wild, repetition_penalty=2.0), 0, (1, VOCAB + 12, 10**9)))
+    s = Sampler(VOCAB, CPU)
+    s.add(NewSequence(0, replace(wild, repetition_penalty=2.0), 0, (1, VOCAB + 12, 10**9), end_ids=EOS | {VOCAB + 9}))
     s.add(NewSequence(1, params(), 0, PROMPT))
     x = row(t12=3.0)
     assert ids(s.sample([0, 1], [3, 4], x.expand(2, -1).contiguous())) == [12, 12]
@@ -369,7 +370,7 @@ def test_logprobs_under_top_k_one_and_low_temperature_are_the_models_own() -> No
 
 def test_prompt_logprobs() -> None:
     x = noise(3, 8)
-    got = Sampler(VOCAB, EOS, CPU).prompt_logprobs(x, [4, 5, 6], 2)
+    got = Sampler(VOCAB, CPU).prompt_logprobs(x, [4, 5, 6], 2)
     want = x.log_softmax(-1)
     for i, entry in enumerate(got):
         assert entry.token_id == 4 + i

@@ -9,6 +9,7 @@ from engine.runner.sampler import Sampler
 from engine.types import NewSequence, SamplingParams
 
 VOCAB, PROMPT = 64, (3, 4, 5)
+ENDS = frozenset({2})
 
 
 @pytest.mark.parametrize(
@@ -28,9 +29,9 @@ def test_history_positions_and_bans_go_on(params: SamplingParams, cut: int) -> N
         [(token, _)] = sampler.sample([0], [len(PROMPT) + step], logits[step : step + 1].clone())
         return token
 
-    first = Sampler(VOCAB, frozenset({2}), torch.device("cpu"))
-    first.add(NewSequence(0, params, 11, PROMPT))
+    first = Sampler(VOCAB, torch.device("cpu"))
+    first.add(NewSequence(0, params, 11, PROMPT, end_ids=ENDS))
     tokens = [draw(first, step) for step in range(12)]
-    second = Sampler(VOCAB, frozenset({2}), torch.device("cpu"))
-    second.add(NewSequence(0, params, 11, PROMPT, tuple(tokens[:cut])))
+    second = Sampler(VOCAB, torch.device("cpu"))
+    second.add(NewSequence(0, params, 11, PROMPT, tuple(tokens[:cut]), ENDS))
     assert [draw(second, step) for step in range(cut, 12)] == tokens[cut:]

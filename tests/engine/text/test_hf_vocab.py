@@ -51,7 +51,9 @@ def test_eos_from_generation_config(directory: Path) -> None:
     write(directory, "generation_config", eos_token_id=[2, 30])
     assert load_tokenizer(directory).eos_ids == {2, 30}
     write(directory, "generation_config", eos_token_id=0)
-    assert load_tokenizer(directory).eos_ids == {0, 2}
+    loaded = load_tokenizer(directory)
+    assert loaded.eos_ids == {0, 2}
+    assert loaded.eos_token == "<|im_end|>"  # the tokenizer's own, as transformers gives it to chat templates
 
 
 def test_chat_template_places(directory: Path) -> None:
