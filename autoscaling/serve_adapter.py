@@ -40,8 +40,8 @@ class ServePolicy:
         logs: Path | None = None,
     ) -> None:
         """Serve gives the first three. `budget`: the GPUs that it shares with the application's other pools, see
-        autoscaling.budget.BudgetTerms. The others are for those who call it themselves: where to think, and in what
-        directory to log."""
+        autoscaling.budget.BudgetTerms. The others are for those who make it themselves: where to think, and in what
+        directory to log (None: nowhere)."""
         self._pool = pool
         self._watch = PoolWatch()
         self._executor = executor or ThreadPoolExecutor(1, "autoscaling")
@@ -156,14 +156,8 @@ def _by_id(raw: Mapping[str, Mapping[Any, Any]]) -> Raw:
 
 
 def _log_file(logs: Path | None, pool: str) -> Path | None:
-    """Beside Serve's own logs. None where there is no Serve."""
     if logs is None:
-        import ray
-        from ray.serve._private.logging_utils import get_serve_logs_dir
-
-        if not ray.is_initialized():
-            return None
-        logs = Path(get_serve_logs_dir())
+        return None
     slug = re.sub(r"[^A-Za-z0-9_.-]+", "-", pool)
     return logs / f"autoscaling_{slug}.log"
 

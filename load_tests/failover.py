@@ -22,12 +22,13 @@ from typing import Any
 import httpx
 import orjson
 
+from deployments.cli.local_ray import free_port
+from deployments.cli.processes import command, descendants
 from deployments.upstream.events import DONE, EventParser
 from load_tests.errors import LoadError
 from load_tests.peers.demo import MODEL
 from load_tests.peers.server import running
-from load_tests.processes import below, title
-from load_tests.servers import SLUICE, Launch, free_port
+from load_tests.servers import SLUICE, Launch
 
 _NAME = "demo"
 _REPLICA = "ModelReplica"
@@ -110,7 +111,7 @@ async def _nothing(_: list[StreamedText]) -> None:
 
 
 def replicas(root: int) -> list[int]:
-    return [pid for pid in below(root) if _REPLICA in title(pid)]
+    return [pid for pid in descendants(root) if _REPLICA in command(pid)]
 
 
 async def kill_one(root: int, answers: list[StreamedText], share: float, shortest: int) -> None:

@@ -25,10 +25,12 @@ from pathlib import Path
 import numpy as np
 
 from autoscaling.report.tables import text_table
+from deployments.cli.local_ray import free_port
+from deployments.cli.processes import descendants
 from load_tests.errors import LoadError
 from load_tests.peers.demo import MODEL
-from load_tests.processes import CpuMeter, below
-from load_tests.servers import SLUICE, Launch, free_port, serving
+from load_tests.processes import CpuMeter
+from load_tests.servers import SLUICE, Launch, serving
 from load_tests.stand_in import STAND_IN
 
 ROLES = {
@@ -152,7 +154,7 @@ async def _drive(port: int, streams: int, requests: int, num_tokens: int) -> lis
 def measure(port: int, pid: int, streams: int, way: str, rounds: int) -> Level:
     """Against the running server `pid`. CPU: the medians of the rounds."""
     asyncio.run(_drive(port, min(streams, 16), 1, _TOKENS))
-    pids = below(pid)
+    pids = descendants(pid)
     idle = CpuMeter(pids, ROLES)
     time.sleep(_IDLE_S)
     idle_per_s = {role: s / _IDLE_S for role, s in idle.read().items()}

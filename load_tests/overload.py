@@ -20,12 +20,13 @@ from pathlib import Path
 
 import httpx
 
+from deployments.cli.local_ray import free_port
 from deployments.upstream.events import DONE, EventParser
 from engine.stats import nearest_rank
 from load_tests.errors import LoadError
 from load_tests.peers.demo import MODEL
 from load_tests.report.tables import Table
-from load_tests.servers import SLUICE, Launch, free_port, serving
+from load_tests.servers import SLUICE, Launch, serving
 from load_tests.stand_in import STAND_IN
 
 _NAME = "demo"

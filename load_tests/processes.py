@@ -8,7 +8,8 @@ import signal
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from pathlib import Path
+
+from deployments.cli.processes import command, stat_fields
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PR_SET_PDEATHSIG = 1
@@ -21,31 +22,10 @@ def end_with_parent() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
-def below(root: int) -> list[int]:
-    """The living descendants of `root`."""
-    children: dict[int, list[int]] = {}
-    for place in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, ValueError, IndexError):
-            children.setdefault(int(_fields(int(place.name))[1]), []).append(int(place.name))
-    found: list[int] = []
-    todo = [root]
-    while todo:
-        found += (next_ones := children.get(todo.pop(), []))
-        todo += next_ones
-    return found
-
-
-def title(pid: int) -> str:
-    """The command line, or the title the process gave itself; empty when it has ended."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    return ""
-
-
 def cpu_s(pid: int) -> float:
     """User and system time of all its threads; 0 when it has ended."""
     with suppress(OSError, ValueError, IndexError):
-        user, system = _fields(pid)[11:13]
+        user, system = stat_fields(pid)[11:13]
         return (int(user) + int(system)) / _TICKS_PER_S
     return 0.0
 
@@ -55,7 +35,7 @@ class CpuMeter:
     first that fits; what fits none is "other"."""
 
     def __init__(self, pids: Iterable[int], roles: Mapping[str, str]) -> None:
-        self._began = {pid: (_role(title(pid), roles), cpu_s(pid)) for pid in pids}
+        self._began = {pid: (_role(command(pid), roles), cpu_s(pid)) for pid in pids}
 
     def read(self) -> dict[str, float]:
         """Seconds by group."""
@@ -67,8 +47,3 @@ class CpuMeter:
 
 def _role(name: str, roles: Mapping[str, str]) -> str:
     return next((role for role, part in roles.items() if part in name), "other")
-
-
-def _fields(pid: int) -> list[str]:
-    """/proc/PID/stat from the state on. What stands before it, the command's name, may contain anything."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

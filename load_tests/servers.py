@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -33,12 +32,6 @@ class Launch:
     model: str
     env: Mapping[str, str] = field(default_factory=dict)
     start_s: float = 300.0
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def start(launch: Launch, log: Path) -> subprocess.Popen[bytes]:

@@ -20,6 +20,7 @@ import openai
 from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.cli.local_ray import free_port
+from deployments.cli.processes import command, descendants
 from load_tests.processes import end_with_parent
 
 ROOT = Path(__file__).parents[1]
@@ -200,12 +201,12 @@ class Server:
 
     def processes(self, title: str = "") -> list[int]:
         """Its living descendants whose command line contains `title`."""
-        return [pid for pid in _below(self.process.pid) if title in _command(pid)]
+        return [pid for pid in descendants(self.process.pid) if title in command(pid)]
 
     @staticmethod
     def command(pid: int) -> str:
         """The command line of a process; empty when it has ended."""
-        return _command(pid)
+        return command(pid)
 
     def kill_one(self, title: str) -> None:
         [pid] = self.processes(title)
@@ -291,26 +292,4 @@ def events(response: httpx.Response) -> Iterator[str]:
 
 
 def alive(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if _command(pid)]
-
-
-def _below(root: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError):
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(stat.parent.name))
-    found: list[int] = []
-    todo = [root]
-    while todo:
-        found += (below := children.get(todo.pop(), []))
-        todo += below
-    return found
-
-
-def _command(pid: int) -> str:
-    """Empty for a process that has ended, also before its parent has noticed."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        return ""
+    return [pid for pid in pids if command(pid)]

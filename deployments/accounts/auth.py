@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from deployments.accounts.errors import KeyRefusedError, MissingScopeError
-from deployments.accounts.key_cache import KeyRing
 from deployments.accounts.records import Key
 from deployments.accounts.static_keys import StaticKeys
 from deployments.accounts.tenant import ANONYMOUS, Tenant
+
+if TYPE_CHECKING:
+    from deployments.accounts.key_cache import KeyRing
 
 # The scheme's case does not matter; only spaces may follow it; the key is visible ASCII.
 _BEARER = re.compile(rb"(?i:bearer) +([\x21-\x7e]+) *\Z")

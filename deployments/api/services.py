@@ -6,11 +6,10 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.types import Receive, Scope
 
-from deployments.accounts.accounts import Accounts
 from deployments.accounts.auth import Authenticator, authorization_of, visible
 from deployments.accounts.static_keys import StaticKeys
 from deployments.accounts.tenant import Tenant
@@ -24,6 +23,9 @@ from deployments.config.gateway import GatewayConfig
 from deployments.config.tiers import Tier, resolve
 from deployments.routing.errors import ModelUnavailableError
 from deployments.routing.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from deployments.accounts.accounts import Accounts
 
 _INLINE_BYTES = 2048  # reading and tokenizing this much takes less time than a hop to a thread and back
 

@@ -28,6 +28,7 @@ class Command:
 
 
 def add_database(p: argparse.ArgumentParser) -> None:
+    """Declares the options that say where the database is."""
     p.add_argument("--database", metavar="URL", help="path of an SQLite file, or an SQLAlchemy URL")
     p.add_argument(
         "--config",

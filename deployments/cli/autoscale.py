@@ -26,6 +26,7 @@ _VARIED = re.compile(rf"(?P<name>.*?)(?::(?P<scale>{_POSITIVE}))?(?:@(?P<speed>{
 
 
 def add(commands: Any) -> None:
+    """Declares `sluice autoscale`."""
     p = commands.add_parser("autoscale", help="simulate, compare and tune scaling policies")
     verbs = p.add_subparsers(dest="verb", metavar="VERB", required=True)
 

@@ -20,6 +20,7 @@ _INDENT = "> "
 
 
 def add(commands: Any) -> None:
+    """Declares `sluice chat`."""
     p = commands.add_parser("chat", help="talk to a running server", description=_HELP)
     p.add_argument("--base-url", default="http://127.0.0.1:8000", help="with or without /v1 (default: %(default)s)")
     p.add_argument("--model", help="default: the first the server lists")
@@ -32,6 +33,7 @@ class ChatError(Exception):
 
 
 def run(args: argparse.Namespace) -> int:
+    """Runs the command. Returns the exit status."""
     import httpx
 
     base = args.base_url.rstrip("/")

@@ -7,12 +7,14 @@ from typing import Any
 
 
 def add(commands: Any) -> None:
+    """Declares `sluice check`."""
     p = commands.add_parser("check", help="validate config files fully, unknown keys included")
     p.add_argument("files", nargs="+", metavar="FILE")
     p.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    """Runs the command. Returns the exit status."""
     from deployments.config.serve_file import ConfigFileError, ServeFile
 
     status = 0

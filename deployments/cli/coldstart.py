@@ -33,6 +33,7 @@ _TIMEOUT_S = 600.0
 
 
 def add(verbs: Any) -> None:
+    """Declares `sluice autoscale coldstart`."""
     p = verbs.add_parser("coldstart", help="time until a new replica's first token, by phase")
     p.add_argument("model", nargs="?", metavar="MODEL", help="model directory, .gguf file or pkg://package/file")
     p.add_argument("--config", metavar="FILE", help="take the first model of a Serve config file instead")

@@ -25,6 +25,7 @@ def read_application(path: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 
 
 def gateway_of(app: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the application's `args` say under `gateway`; empty when they say nothing."""
     return mapping(mapping(app.get("args")).get("gateway"))
 
 
@@ -39,4 +40,5 @@ def server_url(raw: Mapping[str, Any], app: Mapping[str, Any]) -> str:
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
+    """The value if it is a mapping, else an empty one: files are read before they are checked."""
     return value if isinstance(value, dict) else {}

@@ -23,6 +23,7 @@ Replica = Mapping[str, Any]
 
 
 def add(commands: Any) -> None:
+    """Declares `sluice drain`."""
     p = commands.add_parser(
         "drain",
         help="take replicas out of rotation, and wait until they are empty",
@@ -41,6 +42,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Runs the command. Returns the exit status."""
     import httpx
 
     try:

@@ -14,6 +14,7 @@ from deployments.cli.config_file import CommandError
 
 
 def add(commands: Any) -> None:
+    """Declares `sluice keys`."""
     p = commands.add_parser("keys", help="create, list, revoke and rotate API keys")
     actions = p.add_subparsers(dest="action", metavar="ACTION", required=True)
     create = _action(actions, "create", _create, "make a key and show it, this once")

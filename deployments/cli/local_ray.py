@@ -6,7 +6,6 @@ import logging
 import os
 import random
 import re
-import secrets
 import shutil
 import signal
 import socket
@@ -18,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from deployments.cli import processes
-from deployments.ray_serve import haproxy, loopback, way_in
-from deployments.ray_serve.flags import serve_env
+from deployments.ray_serve import haproxy, private, way_in
+from deployments.ray_serve.flags import local_env
 from deployments.ray_serve.way_in import WayIn
 
 _PREFIX = "sluice-"  # short: paths of unix sockets below it must stay under 107 bytes
@@ -48,10 +47,12 @@ class LocalRay:
         self._way = way
         self._dir: Path | None = None
         self._apps: list[str] = []
+        self._raylet: int | None = None  # its process
         self.metrics_port = 0  # known after start()
 
     @property
     def logs(self) -> str:
+        """The folder of Serve's log files."""
         return f"{self._dir}/session_latest/logs/serve"
 
     def start(self) -> None:
@@ -75,26 +76,23 @@ class LocalRay:
         raise StartError(f"Ray did not start: {fault}")
 
     def _init(self) -> None:
-        import ray
-
+        assert self._dir is not None
         self.metrics_port = free_port()
-        ray.init(
-            address="local",
-            num_cpus=self._num_cpus,
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=str(self._dir),
-            _metrics_export_port=self.metrics_port,
-        )
+        private.start_node(self._num_cpus, _OBJECT_STORE_BYTES, self._dir, self.metrics_port)
+        self._raylet = processes.find(private.RAYLET)
 
     def deploy(self, raw: Mapping[str, Any]) -> None:
-        """Hands `raw` to Serve the way `serve deploy` does; returns before the replicas are up."""
+        """Hands `raw` to Serve the way `serve deploy` does; returns before the replicas are up.
+
+        Raises StartError when this Ray has not heeded a switch that the product relies on.
+        """
         from ray import serve
-        from ray.serve.context import _get_global_client
         from ray.serve.schema import ServeDeploySchema
 
+        # Those for HAProxy were set after this process had imported Serve; gateways look at them.
+        mine = {name: os.environ[name] for name in local_env() if name in os.environ}
+        if faults := [*private.switch_faults(mine), *private.node_faults(mine)]:
+            raise StartError("; ".join(faults))
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         if self._way.program is not None:  # gateways are behind HAProxy, which finds them on loopback only
             raw = {**raw, "http_options": {**raw.get("http_options", {}), "host": haproxy.LOOPBACK}}
@@ -107,13 +105,12 @@ class LocalRay:
             controller_options=config.controller_options,
         )
         self._apps = [app.name for app in config.applications]
-        client = _get_global_client()
-        assert client is not None  # serve.start() has just made it
-        client.deploy_apps(config)
+        private.deploy(config)
 
     def poll(self) -> str:
         """One line on what is not up yet; empty when all is. Raises StartError when it never will be."""
         from ray import serve
+        from ray.serve.schema import ApplicationStatus
 
         applications = serve.status().applications
         waiting = []
@@ -122,24 +119,26 @@ class LocalRay:
             if app is None:
                 waiting.append(name)
                 continue
-            if app.status == "DEPLOY_FAILED":
-                messages = [d.message for d in app.deployments.values() if d.status == "DEPLOY_FAILED"]
+            if app.status == ApplicationStatus.DEPLOY_FAILED:
+                messages = [d.message for d in app.deployments.values() if d.status.value == "DEPLOY_FAILED"]
                 raise StartError(_reason("\n".join(messages) or app.message))
-            if app.status != "RUNNING":
-                waiting += [n for n, d in app.deployments.items() if d.status != "HEALTHY"] or [name]
+            if app.status != ApplicationStatus.RUNNING:
+                waiting += [n for n, d in app.deployments.items() if d.status.value != "HEALTHY"] or [name]
         return ", ".join(waiting)
 
     def alive(self) -> bool:
-        return any("raylet" in processes.command(pid) for pid in processes.descendants())
+        """Whether the node's own daemon still runs: nothing works without it."""
+        return self._raylet is not None and private.RAYLET in processes.command(self._raylet)
 
     def stop(self, drain_s: float | None) -> None:
         """Takes no new requests, lets running ones end for `drain_s` (None: there are none), then ends every process
         started here."""
         from ray.exceptions import RayError
+        from ray.serve.exceptions import RayServeException
 
         try:
             if drain_s is not None:
-                with suppress(RayError):  # Ray has died meanwhile: there is nothing left to wait for
+                with suppress(RayError, RayServeException):  # Ray has died meanwhile: there is nothing to wait for
                     self._drain(drain_s)
         finally:
             _end()
@@ -147,12 +146,8 @@ class LocalRay:
                 shutil.rmtree(self._dir, ignore_errors=True)
 
     def _drain(self, drain_s: float) -> None:
-        from ray.serve.context import _get_global_client
-
-        client = _get_global_client(raise_if_no_controller_running=False)
-        if client is None:
-            return
-        client.delete_apps(self._apps, blocking=False)
+        for name in self._apps:
+            private.delete(name)
         if not _gone(drain_s):
             # Engines first: the gateways then tell their clients so, instead of just hanging up.
             replicas = [p for p in processes.descendants() if "ModelReplica" in processes.command(p)]
@@ -182,7 +177,7 @@ def _gone(within_s: float) -> bool:
 
 def set_environment() -> None:
     """Must come before the first import of ray, which reads its switches then. What the user has set stays."""
-    _set_defaults(_environment())
+    _set_defaults(local_env())
 
 
 def _set_defaults(values: Mapping[str, str]) -> None:
@@ -199,19 +194,6 @@ def free_port() -> int:
             s.bind(("127.0.0.1", port))
             return port
     raise OSError("no port is free")
-
-
-def _environment() -> dict[str, str]:
-    return serve_env() | {
-        # Ray then takes the loopback address for this node, and none of its ports is reachable from outside.
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        loopback.SWITCH: "1",  # nor any of Serve's
-        # A token of this run's own, instead of one written to the home directory.
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        # A model that does not load now will not load at the third try either: say so at once.
-        "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",
-    }
 
 
 def remove_stale() -> None:

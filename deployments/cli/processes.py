@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -18,24 +19,28 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def descendants() -> list[int]:
-    """Living processes below this one, zombies not counted."""
+def descendants(root: int | None = None) -> list[int]:
+    """Living processes below the process `root`, by default this one. Zombies are not counted."""
     children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # pid (command, which may contain anything) state ppid ...
-            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
-        except (OSError, ValueError):
-            continue  # it has just ended
-        if state not in "ZX":
-            children.setdefault(int(parent), []).append(int(stat.parent.name))
+    for path in Path("/proc").glob("[0-9]*"):
+        pid = int(path.name)
+        with suppress(OSError, ValueError):  # it has just ended
+            state, parent, *_ = stat_fields(pid)
+            if state not in "ZX":
+                children.setdefault(int(parent), []).append(pid)
     found: list[int] = []
-    todo = [os.getpid()]
+    todo = [os.getpid() if root is None else root]
     while todo:
         below = children.get(todo.pop(), [])
         found += below
         todo += below
     return found
+
+
+def stat_fields(pid: int) -> list[str]:
+    """/proc/PID/stat from the state on; what stands before it, the command's name, may contain anything. Raises OSError
+    when the process has ended."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def command(pid: int) -> str:
@@ -46,7 +51,13 @@ def command(pid: int) -> str:
         return ""
 
 
+def find(part: str) -> int | None:
+    """A process below this one with `part` in its command line; None when there is none. Takes about 10 ms."""
+    return next((pid for pid in descendants() if part in command(pid)), None)
+
+
 def send(pids: list[int], signum: int) -> None:
+    """Sends a signal to those of the processes that have not ended."""
     for pid in pids:
         try:
             os.kill(pid, signum)

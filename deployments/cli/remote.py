@@ -15,6 +15,7 @@ _TIMEOUT_S = 30.0
 
 
 def add_server(p: argparse.ArgumentParser) -> None:
+    """Declares the options that say where the server is, and with which key to ask it."""
     where = p.add_mutually_exclusive_group()
     where.add_argument("--base-url", metavar="URL", help="the server (default: http://127.0.0.1:8000)")
     where.add_argument("--config", metavar="FILE", help="the config file of a server on this machine")

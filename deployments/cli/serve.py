@@ -12,23 +12,32 @@ import ssl
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
+from email.message import Message
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from deployments.cli import processes
 from deployments.cli.config_file import server_url
 from deployments.cli.local_ray import LocalRay, StartError, remove_stale, set_environment
+from deployments.cli.phases import Compiling, Phases
 from deployments.cli.supervise import STOP, supervised
+from deployments.ray_serve import private
 
 if TYPE_CHECKING:
     from deployments.config.serve_file import ServeFile
 
 _DRAIN_S = 30.0  # at most, and no longer than a replica may take
 _SAY_EVERY_S = 5.0
-_FIRST_ANSWER_S = 300.0
+_KERNEL_SOURCES = "engine/kernels/cpu/src/"  # in the command line of a compiler that is at work at them
+_POLL_S = 0.5  # a look costs Serve's controller and this process some 20 ms of CPU time, which replicas want now
+_FIRST_ANSWER_S = 300.0  # a model's first prompt may be slow where its kernels are still being compiled
+_ANSWER_S = 120.0
 
 
 def add(commands: Any) -> None:
+    """Declares `sluice serve`."""
     p = commands.add_parser(
         "serve",
         help="serve a model, or a config file, on this machine",
@@ -59,6 +68,7 @@ class _Stop(BaseException):
 
 
 def run(args: argparse.Namespace) -> int:
+    """Serves until a signal comes. Returns the exit status."""
     try:
         return supervised(lambda: _serve(args))
     finally:
@@ -66,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    phases = Phases()
     set_environment()
     from deployments.config.serve_file import ConfigFileError
     from deployments.ray_serve import way_in
@@ -90,10 +101,17 @@ def _serve(args: argparse.Namespace) -> int:
     try:
         signal.signal(STOP, _stop)
         _say(f"starting Ray and Serve; {way}")
+        phases.done("settings")
         node.start()
+        phases.done("Ray")
         node.deploy(file.raw)
-        _wait_running(node)
+        phases.done("Serve")
+        compiling = _wait_running(node)
+        phases.done("gateway and model", compiling.remark())
         _wait_answer(file, key)
+        _check_guard(file)
+        phases.done("first answer")
+        _say(f"started in {phases}")
         _announce(file, key, node)
         ready = True
         while node.alive():
@@ -173,16 +191,19 @@ def _need_port(host: str, port: int) -> None:
             raise ConfigFileError([f"cannot listen on {host}:{port}: {why}"]) from None
 
 
-def _wait_running(node: LocalRay) -> None:
-    """Until Serve says that every replica is up. Raises StartError."""
+def _wait_running(node: LocalRay) -> Compiling:
+    """Until Serve says that every replica is up. Returns what was seen of compiling. Raises StartError."""
+    compiling = Compiling(lambda: processes.find(_KERNEL_SOURCES) is not None)
     began = said = time.monotonic()
     while missing := node.poll():
+        busy = compiling.look()
         if (now := time.monotonic()) - said >= _SAY_EVERY_S:
             said = now
-            _say(f"loading, {now - began:.0f} s: waiting for {missing}")
+            _say(f"loading, {now - began:.0f} s: waiting for {missing}{', which compiles kernels' if busy else ''}")
         if not node.alive():
             raise StartError("Ray has died while starting")
-        time.sleep(0.2)
+        time.sleep(_POLL_S)
+    return compiling
 
 
 def _wait_answer(file: ServeFile, key: str | None) -> None:
@@ -206,14 +227,35 @@ def _wait_answer(file: ServeFile, key: str | None) -> None:
         time.sleep(0.1)
 
 
+def _check_guard(file: ServeFile) -> None:
+    """Raises StartError when Serve's HTTP server runs without the guard that it has been told to run."""
+    request = urllib.request.Request(urllib.parse.urljoin(_url(file), "/-/healthz"))
+    request.add_header("X-Request-Id", private.UNUSABLE_ID)
+    try:
+        headers = _open(request)
+    except urllib.error.HTTPError as error:
+        headers = error.headers
+    if faults := private.guard_faults(headers.get("X-Request-Id")):
+        raise StartError("; ".join(faults))
+
+
 def _http(file: ServeFile, key: str | None, path: str, body: dict[str, Any] | None = None) -> None:
     request = urllib.request.Request(_url(file) + path, json.dumps(body).encode() if body else None)
     request.add_header("Content-Type", "application/json")
     if key:
         request.add_header("Authorization", f"Bearer {key}")
-    context = ssl._create_unverified_context() if request.type == "https" else None  # our own server, just started
-    with urllib.request.urlopen(request, timeout=120, context=context) as answer:
+    _open(request)
+
+
+def _open(request: urllib.request.Request) -> Message:
+    """The headers of the answer, when all of it has come. Raises OSError, HTTPError among them."""
+    context = ssl.create_default_context()
+    context.check_hostname = False  # it is our own server, just started, whatever name its certificate is for
+    context.verify_mode = ssl.CERT_NONE
+    with urllib.request.urlopen(request, timeout=_ANSWER_S, context=context) as answer:
         answer.read()
+        headers: Message = answer.headers
+        return headers
 
 
 def _url(file: ServeFile) -> str:

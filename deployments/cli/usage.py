@@ -14,6 +14,7 @@ _SUMS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "tot
 
 
 def add(commands: Any) -> None:
+    """Declares `sluice usage`."""
     p = commands.add_parser("usage", help="sum up tokens and requests by day, model, key, organisation")
     p.add_argument(
         "--by", default="day,model", metavar="A,B", help="of day, org, project, key, model (default: %(default)s)"

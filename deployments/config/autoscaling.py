@@ -16,7 +16,7 @@ from deployments.config.strict import StrictModel
 if TYPE_CHECKING:
     from ray.serve.config import AutoscalingConfig
 
-_ADAPTER = "autoscaling.serve_adapter:ServePolicy"
+_ADAPTER = "deployments.ray_serve.scaling_policy:ScalingPolicy"
 _PUSH_S = 0.5  # how often replicas report
 _LOOK_BACK_S = 2.0  # they measure five times as often as this, but no more often than they report
 

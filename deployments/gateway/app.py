@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from deployments.accounts.accounts import Accounts
 from deployments.admin.pools import POOL_OPERATIONS, pool_routes
-from deployments.admin.routes import ADMIN_OPERATIONS, admin_routes
 from deployments.api.backend import Backend
 from deployments.api.endpoints import api_routes, generation_endpoints, unrouted
 from deployments.api.middleware import RequestMiddleware
@@ -23,6 +22,9 @@ from deployments.config.gateway import GatewayConfig
 from deployments.limits.memory import MemoryStore
 from deployments.observe.request_log import RequestLog
 
+if TYPE_CHECKING:
+    from deployments.accounts.accounts import Accounts
+
 
 def create_app(
     config: GatewayConfig,
@@ -32,7 +34,12 @@ def create_app(
 ) -> Starlette:
     """`backend` is used from the event loop that serves the app. `on_finished` must not block. Raises ValueError
     when an API key or the key database's setting is unusable. `limiter` None: limits are counted in this process."""
-    accounts = Accounts(config) if config.keys.database else None
+    accounts: Accounts | None = None
+    if config.keys.database:  # what stands on a database takes half a second to import
+        from deployments.accounts.accounts import Accounts
+        from deployments.admin.routes import ADMIN_OPERATIONS, admin_routes
+
+        accounts = Accounts(config)
     limiter = limiter or RateLimiter(config, MemoryStore())
     services = Services(config, accounts, backend, limiter)
     generation = generation_endpoints(services)

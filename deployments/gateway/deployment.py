@@ -6,12 +6,10 @@ import asyncio
 import os
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from prometheus_client.metrics_core import Metric
 from ray import get_runtime_context, serve
-from ray.serve._private.logging_utils import get_serve_logs_dir
 from ray.serve.handle import DeploymentHandle
 
 from deployments.api.rate_limiter import RateLimiter
@@ -25,7 +23,7 @@ from deployments.limits.memory import MemoryStore
 from deployments.observe.access_log import Journal
 from deployments.observe.request_log import RequestLog
 from deployments.observe.telemetry import GatewayTelemetry
-from deployments.ray_serve import way_in
+from deployments.ray_serve import private, way_in
 from deployments.ray_serve.loopback import keep_on_loopback
 from deployments.routing.serve_backend import ServeBackend
 from deployments.routing.served_model import ServedModel
@@ -58,9 +56,10 @@ class Gateway:
         self._num_gateways = gateways
         self._hub = hub
         self._upstreams = upstreams
+        private.log_switch_faults("gateway")
         replica = serve.get_replica_context().replica_id.unique_id
         self._telemetry = GatewayTelemetry(replica, way_in.kind(os.environ))
-        self._journal = Journal(Path(get_serve_logs_dir()), replica)
+        self._journal = Journal(private.logs_dir(), replica)
 
     async def __serve_build_asgi_app__(self) -> Any:
         created = int(time.time())

@@ -8,14 +8,12 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from grpc import RpcError  # type: ignore[import-untyped]
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from deployments.limits.base import StoreDownError
 from deployments.limits.hub import Answer, Hub, Report
 from deployments.limits.leased import LeasedStore
+from deployments.ray_serve.handles import CALL_ERRORS
 from deployments.ray_serve.loopback import keep_on_loopback
 
 _TIMEOUT_S = 2.0
@@ -49,7 +47,7 @@ class ActorStore(LeasedStore):
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 answer: Answer = await call
-        except (TimeoutError, RayError, RayServeException, RpcError):
+        except (TimeoutError, *CALL_ERRORS):
             raise StoreDownError from None
         finally:
             call.cancel()

@@ -20,6 +20,7 @@ from typing import Any
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deployments.ray_serve.private import log_switch_faults
 from deployments.ray_serve.refusals import CUT_SHORT, NOT_HERE, NOT_NOW, OUR_PATHS, RETRY_S, envelope
 from deployments.ray_serve.request_head import TOO_LARGE, request_id, too_large, with_request_id
 
@@ -144,5 +145,6 @@ class _GuardedAnswer:
 
 
 def middlewares() -> list[Middleware]:
-    """What Serve's HTTP servers are wrapped in."""
+    """What Serve's HTTP servers are wrapped in; called in the process of each."""
+    log_switch_faults("HTTP proxy")
     return [Middleware(ProxyGuard)]

@@ -13,6 +13,7 @@ from ray.util import get_node_ip_address
 from deployments.channel.replica_info import Address, ReplicaInfo, ReplicaState
 from deployments.channel.server import ChannelServer
 from deployments.config.application import ModelConfig
+from deployments.ray_serve import private
 from deployments.ray_serve.loopback import keep_on_loopback
 from deployments.replica.load import LoadMeter
 from deployments.replica.pins import Pin, pin_all
@@ -32,6 +33,7 @@ class ModelReplica:
     ) -> None:
         keep_on_loopback()
         began_s = time.monotonic()
+        private.log_switch_faults("replica")
         self._shutdown_s = config.graceful_shutdown_timeout_s
         engine = await asyncio.to_thread(Engine, config.engine)
         await asyncio.to_thread(pin_all, engine, pins)

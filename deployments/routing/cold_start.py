@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from grpc import RpcError  # type: ignore[import-untyped]
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from deployments.observe.log import log
+from deployments.ray_serve.handles import CALL_ERRORS
 from deployments.routing.errors import ModelStartError, ModelUnavailableError, OverloadedError
 
 _CALL_S = 2.0  # how long one call waits for a replica; Serve looks ten times a second whether any does
@@ -154,7 +154,7 @@ class ColdStart:
             return await self._trouble()
         except DeploymentUnavailableError as error:
             return str(error)
-        except (RayError, RayServeException, RpcError) as error:
+        except CALL_ERRORS as error:
             log.info("pool %s: the replica that was woken does not answer: %s", self._pool, type(error).__name__)
         finally:
             call.cancel()

@@ -6,13 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from grpc import RpcError  # type: ignore[import-untyped]
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from deployments.config.routing_table import RoutingTable
 from deployments.observe.log import log
+from deployments.ray_serve.handles import CALL_ERRORS
 
 _POLL_S = 0.5
 _PATIENCE_S = 2.0
@@ -26,7 +24,7 @@ async def follow(router: DeploymentHandle[Any], on_table: Callable[[RoutingTable
         call: Any = router.table.remote(known)
         try:
             table: RoutingTable | None = await asyncio.wait_for(call, _PATIENCE_S)
-        except (TimeoutError, RayError, RayServeException, RpcError) as error:
+        except (TimeoutError, *CALL_ERRORS) as error:
             if not lost:
                 log.warning("no routing table from the router: %s", type(error).__name__)
             lost = True

@@ -80,7 +80,8 @@ class Rank:
         weights = Weights(checkpoint, self._group, between, device, ours, dtype, config.deterministic)
         with torch.inference_mode():
             model = load_model(checkpoint, weights, kernels, attention, config.block_size, max_model_len)
-            _warm_up(model, layout, _widest_step(config, max_model_len), config.max_num_seqs, device)
+            if ours is None:  # our kernels are ready once they are loaded, and the first steps size their buffers
+                _warm_up(model, layout, _widest_step(config, max_model_len), config.max_num_seqs, device)
         storage = KVStorage(layout, num_blocks_for(config, layout, max_model_len, device, window), device)
         if device.type == "cpu":
             for tensor in (t for layer in storage.by_block for t in layer):

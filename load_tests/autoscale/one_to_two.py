@@ -17,6 +17,7 @@ import numpy as np
 import orjson
 
 from autoscaling.traces.trace import Trace, load_trace
+from deployments.cli.local_ray import free_port
 from load_tests.autoscale.real import Measured, Running, measure, running, serve_config
 from load_tests.autoscale.traffic import within, write_trace
 from load_tests.autoscale.validate import TraceComparison, comparison, for_real, markdown, predict
@@ -24,7 +25,7 @@ from load_tests.client import Endpoint
 from load_tests.errors import LoadError
 from load_tests.outcome import RequestOutcome
 from load_tests.peers.demo import MODEL
-from load_tests.servers import SLUICE, free_port
+from load_tests.servers import SLUICE
 
 _LIMITS: Mapping[str, Any] = {"max_num_batched_tokens": 256, "max_num_seqs": 16, "max_num_waiting": 4096}
 _KV_TOKENS = 16_000

@@ -17,12 +17,14 @@ import orjson
 import yaml
 
 from autoscaling.traces.trace import Trace
+from deployments.cli.local_ray import free_port
+from deployments.cli.processes import command, descendants
 from load_tests.client import Endpoint
 from load_tests.errors import LoadError
 from load_tests.outcome import RequestOutcome
 from load_tests.peers.demo import MODEL
-from load_tests.processes import CpuMeter, below, title
-from load_tests.servers import SLUICE, Launch, free_port, serving
+from load_tests.processes import CpuMeter
+from load_tests.servers import SLUICE, Launch, serving
 from load_tests.stand_in import STAND_IN
 
 TIMES = ("base_s", "prefill_token_s", "prefill_pair_s", "decode_seq_s", "decode_context_s")
@@ -147,7 +149,7 @@ async def _play(trace: Trace, profile: Mapping[str, Any], endpoint: Endpoint, pi
         for prompt, output in zip(trace.prompt_tokens, trace.output_tokens, strict=True)
     ]
     processes: list[tuple[float, int]] = []
-    meter = CpuMeter(below(pid), {})
+    meter = CpuMeter(descendants(pid), {})
     began = time.perf_counter()
     counting = asyncio.create_task(_count(pid, processes))
     outcomes = [RequestOutcome(began + at_s) for at_s in (trace.at_s - trace.at_s[0]).tolist()]
@@ -199,7 +201,7 @@ def wanted_at(decisions: Sequence[Mapping[str, Any]], at_s: float) -> int:
 async def _count(pid: int, processes: list[tuple[float, int]]) -> None:
     """Until cancelled: when it was, and how many there were."""
     while True:
-        processes.append((time.time(), sum("ModelReplica" in title(child) for child in below(pid))))
+        processes.append((time.time(), sum("ModelReplica" in command(child) for child in descendants(pid))))
         await asyncio.sleep(1.0)
 
 

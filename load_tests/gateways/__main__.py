@@ -14,13 +14,13 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from deployments.cli.local_ray import free_port
 from load_tests.errors import LoadError
 from load_tests.gateways.measure import FULL, QUICK, Effort, Work, measure, work
 from load_tests.gateways.report import KINDS, PEER, GatewayRow, added_ms, ratio, tables
 from load_tests.gateways.targets import DEFAULT, TARGETS, Direct, GatewayTarget, running
 from load_tests.machine import busy_cores
 from load_tests.report.tables import markdown, text
-from load_tests.servers import free_port
 
 _CACHE = Path.home() / ".cache" / "sluicegate" / "peers"
 _BUSY = 0.1

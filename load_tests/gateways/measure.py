@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import httpx
 
+from deployments.cli.processes import descendants
 from load_tests.errors import LoadError
 from load_tests.gateways.question import HEADERS, PATH, body, http
 from load_tests.http1 import Origin
-from load_tests.processes import CpuMeter, below
+from load_tests.processes import CpuMeter
 
 _WARM = 20
 _TIMING = re.compile(r"(\w+);dur=([\d.]+)")
@@ -135,7 +136,7 @@ def work(port: int, pid: int, effort: Effort) -> Work:
             rows.append({name: float(ms) for name, ms in found if name not in _NOT_OURS})
     if not all(rows):
         raise LoadError("an answer has no server-timing header")
-    meter = CpuMeter(below(pid), _ROLES)
+    meter = CpuMeter(descendants(pid), _ROLES)
     loaded, _ = asyncio.run(_load_only(port, effort))
     cpu_s = meter.read().get("gateway", 0.0)
     return Work(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from deployments.cli.local_ray import free_port
 from engine.errors import EngineError
 from load_tests.errors import LoadError
 from load_tests.machine import busy_cores
@@ -16,7 +17,6 @@ from load_tests.peers.measure import Measurement, measure
 from load_tests.peers.server import running
 from load_tests.peers.store import PeerRow, Store
 from load_tests.peers.workloads import PeerWorkload
-from load_tests.servers import free_port
 
 
 class PeerRounds:

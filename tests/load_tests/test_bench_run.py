@@ -11,6 +11,7 @@ import pytest
 from helpers_load import FakeServer, fake_server
 
 from deployments.cli.main import main
+from load_tests import command
 from load_tests.bench import BenchConfig, LoadError, bench
 from load_tests.runner import Run
 
@@ -69,13 +70,14 @@ async def test_command_writes_table_and_json(
 ) -> None:
     out = tmp_path / "out.json"
     args = ["bench", "--base-url", server.url, "--requests", "4", "--output-tokens", "3", "--json", str(out)]
-    assert await asyncio.to_thread(main, [*args, "--api-key", "k"]) == 0
+    assert await asyncio.to_thread(main, [*args, "--api-key", "k"], [command]) == 0
     assert "4 ok, 0 failed" in capsys.readouterr().out
     result = json.loads(out.read_text())
     assert (result["succeeded"], result["config"]["model"], result["config"]["api_key"]) == (4, "m1", None)
 
 
 @pytest.mark.parametrize("args", [["--requests", "0"], ["--rate", "0"], ["--rate", "inf"], ["--concurrency", "x"]])
-def test_command_refuses_impossible_loads(args: list[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["bench", *args])
+def test_command_refuses_impossible_loads(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["bench", *args], [command])
+    assert f"argument {args[0]}: " in capsys.readouterr().err

@@ -13,6 +13,7 @@ import httpx
 import pytest
 import yaml
 
+from deployments.cli.local_ray import free_port
 from deployments.config.serve_file import ServeFile
 from load_tests.errors import LoadError
 from load_tests.gateways import __main__ as command
@@ -22,7 +23,6 @@ from load_tests.gateways.mock import TOKENS, Mock
 from load_tests.gateways.report import GatewayRatio, GatewayRow, added_ms, middle, ratio, tables
 from load_tests.gateways.targets import TARGETS
 from load_tests.report.tables import markdown
-from load_tests.servers import free_port
 from load_tests.stand_in import STAND_IN
 
 

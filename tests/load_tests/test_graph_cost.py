@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
+from deployments.cli.processes import command, descendants
 from load_tests.errors import LoadError
 from load_tests.graph_cost import ROLES, Level, parse, table
-from load_tests.processes import CpuMeter, below, cpu_s, title
+from load_tests.processes import CpuMeter, cpu_s
 
 HEAD = b"HTTP/1.1 200 OK\r\nserver-timing: body;dur=1.00, engine;dur=9.00, queue;dur=2.00, prefill;dur=5.00\r\n\r\n"
 
@@ -59,10 +60,10 @@ def test_cpu_time_is_counted_by_role() -> None:
     try:
         pids = [child.pid for child in children]
         for child in children:
-            while cpu_s(child.pid) == 0 or not title(child.pid):
+            while cpu_s(child.pid) == 0 or not command(child.pid):
                 work(child)
-        assert "a:Gateway" in title(pids[0])
-        assert set(pids) <= set(below(os.getpid()))
+        assert "a:Gateway" in command(pids[0])
+        assert set(pids) <= set(descendants(os.getpid()))
         meter = CpuMeter(pids, ROLES)
         for _ in range(3):
             work(children[0])
@@ -72,4 +73,4 @@ def test_cpu_time_is_counted_by_role() -> None:
     finally:
         for child in children:
             child.communicate()
-    assert title(pids[0]) == "" and cpu_s(pids[0]) == 0.0
+    assert command(pids[0]) == "" and cpu_s(pids[0]) == 0.0

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from deployments.cli.local_ray import free_port
 from load_tests.errors import LoadError
 from load_tests.peers import compare
 from load_tests.peers.__main__ import main
@@ -28,7 +29,7 @@ from load_tests.peers.store import PeerRow, Store
 from load_tests.peers.workloads import PREFIX, PeerWorkload
 from load_tests.peers.workloads import main as main_workload
 from load_tests.report.tables import markdown
-from load_tests.servers import Launch, free_port
+from load_tests.servers import Launch
 from load_tests.workload import jobs
 
 FAKE = """

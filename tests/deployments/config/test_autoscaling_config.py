@@ -60,7 +60,7 @@ def test_a_policy_file_is_the_same_mapping() -> None:
 
 
 def test_serve_is_told_the_adapter_and_no_delays_of_its_own() -> None:
-    from autoscaling.serve_adapter import ServePolicy
+    from deployments.ray_serve.scaling_policy import ScalingPolicy
 
     section = ScalingConfig(min_replicas=2, max_replicas=4, params={"ttft_slo_s": 0.5})
     told = section.for_serve("chat", 1)
@@ -69,7 +69,7 @@ def test_serve_is_told_the_adapter_and_no_delays_of_its_own() -> None:
     assert told.upscale_delay_s == told.downscale_delay_s == 0.0
     assert told.metrics_interval_s < told.look_back_period_s
     made = told.policy.get_policy()(**told.policy.policy_kwargs)
-    assert type(made).__name__ == ServePolicy.__name__ and made._controller is not None
+    assert type(made).__name__ == ScalingPolicy.__name__ and made._controller is not None
 
 
 def test_a_composite_is_checked_to_its_members() -> None:

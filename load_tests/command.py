@@ -1,4 +1,6 @@
-"""`sluice bench`: load on any OpenAI-compatible endpoint, as a table and as JSON."""
+"""`sluice bench`: load on any OpenAI-compatible endpoint, as a table and as JSON.
+
+It joins the command line by an entry point, see deployments.cli.main."""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from typing import Any
 
 
 def add(commands: Any) -> None:
+    """See deployments.cli.main.CommandModule."""
     p = commands.add_parser("bench", help="measure an OpenAI-compatible endpoint under load")
     p.add_argument("--base-url", default="http://127.0.0.1:8000", help="with or without /v1 (default: %(default)s)")
     p.add_argument("--model", help="default: the first the server lists")
