@@ -373,7 +373,8 @@ async def test_hopeless_text_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -
         raise AssertionError("tokenized")
 
     model = demo_model(max_model_len=64)
-    monkeypatch.setattr(type(model.text.tokenizer), "_ids", never)
+    for name in ("encode", "encode_rendered", "encode_pieces"):
+        monkeypatch.setattr(type(model.text.tokenizer), name, never)
     async with client(FakeBackend(served={MODEL: model})) as http:
         for path, field in ((COMP, {"prompt": "a " * 50_000}), (CHAT, {"messages": user("a " * 50_000)})):
             error = error_of(await http.post(path, json={"model": MODEL, **field}), 400)

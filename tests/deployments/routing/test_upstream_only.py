@@ -12,7 +12,6 @@ from helpers_upstream import StandIn
 from deployments.config.routing import RoutingConfig, compiled
 from deployments.config.routing_table import RoutingTable
 from deployments.config.upstream import UpstreamConfig
-from deployments.routing import table_feed
 from deployments.routing.errors import UnableError
 from deployments.routing.hints import Origin
 from deployments.routing.serve_backend import ServeBackend
@@ -46,9 +45,8 @@ class Router:
         return Router.Call()
 
 
-async def test_upstreams_alone_are_ready_and_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_upstreams_alone_are_ready_and_serve() -> None:
     stand_in = StandIn()
-    monkeypatch.setattr(table_feed, "_POLL_S", 0.002)
     async with stand_in.listening() as url:
         await ready_and_serving(stand_in, CONFIG.model_copy(update={"base_url": url}))
 
