@@ -9,6 +9,7 @@ import orjson
 
 from deployments.accounts.errors import BudgetExhaustedError, KeyRefusedError, MissingScopeError
 from deployments.accounts.records import DatabaseDownError
+from deployments.limits.base import StoreDownError
 from deployments.routing.errors import (
     ModelStartError,
     ModelUnavailableError,
@@ -110,8 +111,13 @@ def cut_short() -> ApiError:
 
 def _unavailable(message: str, type: str, code: str | None, retry_after_s: float) -> ApiError:
     seconds = min(max(retry_after_s, 0.001), _MAX_RETRY_AFTER_S)
-    headers = {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
-    return ApiError(503, message, type, None, code, headers)
+    return ApiError(503, message, type, None, code, retry_after(seconds))
+
+
+def retry_after(wait_s: float) -> dict[str, str]:
+    """The headers that say when to try again, rounded up to milliseconds."""
+    ms = math.ceil(round(wait_s * 1000, 3))
+    return {"retry-after": str(math.ceil(ms / 1000)), "retry-after-ms": str(ms)}
 
 
 def from_exception(error: Exception) -> ApiError | None:
@@ -134,6 +140,9 @@ def from_exception(error: Exception) -> ApiError | None:
         case DatabaseDownError():
             text = "The database of accounts can't be reached at the moment. Please retry shortly."
             return _unavailable(text, _UNAVAILABLE, "accounts_unavailable", 1.0)
+        case StoreDownError():
+            text = "The server cannot check rate limits at the moment. Please retry shortly."
+            return _unavailable(text, _UNAVAILABLE, "limits_unavailable", error.retry_after_s)
         case ContextLengthError():
             return invalid(str(error), error.param, "context_length_exceeded")
         case InvalidRequestError():

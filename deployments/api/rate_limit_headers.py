@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from deployments.api.errors import ApiError
-from deployments.limits.base import Kind, Refusal, State, StoreDownError
+from deployments.api.errors import ApiError, retry_after
+from deployments.limits.base import Kind, Refusal, State
 
 _PER = {
     Kind.REQUESTS: "requests per min (RPM)",
@@ -54,22 +54,4 @@ def too_many(refusal: Refusal, model: str) -> ApiError:
         f"Rate limit reached {where}: Limit {meter.limit}, Used {state.used}, Requested {refusal.requested}. "
         f"Please try again in {duration(wait_s)}."
     )
-    return ApiError(429, message, _TYPE[meter.kind], None, "rate_limit_exceeded", _retry_after(wait_s))
-
-
-def cannot_count(error: StoreDownError) -> ApiError:
-    """The 503 while the counts are out of reach."""
-    message = "The server cannot check rate limits at the moment. Please retry shortly."
-    return ApiError(
-        503,
-        message,
-        "service_unavailable_error",
-        None,
-        "limits_unavailable",
-        _retry_after(max(error.retry_after_s, 0.001)),
-    )
-
-
-def _retry_after(wait_s: float) -> dict[str, str]:
-    ms = math.ceil(round(wait_s * 1000, 3))
-    return {"retry-after": str(math.ceil(ms / 1000)), "retry-after-ms": str(ms)}
+    return ApiError(429, message, _TYPE[meter.kind], None, "rate_limit_exceeded", retry_after(wait_s))

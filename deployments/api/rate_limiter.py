@@ -18,7 +18,7 @@ from typing import Literal
 from deployments.api.body import ClientGoneError
 from deployments.api.errors import from_exception
 from deployments.api.progress import GenerationProgress
-from deployments.api.rate_limit_headers import cannot_count, headers, too_many
+from deployments.api.rate_limit_headers import headers, too_many
 from deployments.api.requests import Caller, PreparedRequest
 from deployments.config.gateway import GatewayConfig
 from deployments.config.tiers import UNLIMITED
@@ -50,7 +50,7 @@ class RateLimiter:
         self._on_settled = on_settled
 
     async def reserve(self, prepared: PreparedRequest, trace: RequestTrace) -> Settle:
-        """Takes all that `prepared` may need. Raises ApiError 429, or 503 while limits cannot be checked."""
+        """Takes all that the request may need. Raises ApiError 429, and StoreDownError while it cannot be checked."""
         amount = Amount(1, sum(len(r.prompt) + r.sampling.max_tokens * r.sampling.n for r in prepared.requests))
         try:
             return await self._reserve(prepared, amount, trace)
@@ -101,9 +101,9 @@ class RateLimiter:
         claim = Claim(uuid.uuid4().hex, prepared.tenant.org, wanted, amount)
         try:
             outcome = await self._store.reserve(claim)
-        except StoreDownError as error:
+        except StoreDownError:
             self._tell(prepared.tier, "store_down", 0)
-            raise cannot_count(error) from None
+            raise
         trace.headers.update(headers(outcome.states))
         if isinstance(outcome, Refusal):
             self._tell(prepared.tier, _verdict(outcome), 0)
