@@ -33,6 +33,7 @@ PROGRAM = "RAY_SERVE_HAPROXY_BINARY_PATH"
 _HEAD_S = 10  # for a request's head to arrive, as in cluster_configs/front: honest clients send it in one piece
 _MAX_HEADERS = 1000  # above the gateway's bound, so that the gateway refuses and can say why; HAProxy's own is 101
 _BUFFER_BYTES = 80 * 1024  # a head must fit in it: the gateway's 64 KB, the request line, and separators
+_LONGEST_STREAM_S = 600  # when gateways change, HAProxy is replaced: the old one may go on that long, as a gateway may
 _PAGES = {  # the file's name: the body of an answer with status 503
     "cut_short": envelope(CUT_SHORT, "server_error"),
     "not_here": envelope(NOT_HERE, "service_unavailable_error"),
@@ -100,6 +101,7 @@ def prepare(folder: Path, program: str, host: str, ports: Sequence[int]) -> dict
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(_BUFFER_BYTES),
         "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(_LONGEST_STREAM_S),
     }
 
 

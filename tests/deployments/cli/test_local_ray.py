@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import ray
 
 from deployments.cli import processes
 from deployments.cli.local_ray import LocalRay, StartError
+from deployments.ray_serve import haproxy
+from deployments.ray_serve.way_in import SWITCH, WayIn
 
 
 class FailingRay:
@@ -49,3 +52,17 @@ def test_one_that_never_comes_up_is_one_line_for_the_user(monkeypatch: pytest.Mo
     assert len(failing.settings) == 2 and failing.ended == 2
     node.stop(None)
     assert not Path(failing.settings[0]["_temp_dir"]).exists()
+
+
+def test_what_ray_starts_as_haproxy_is_our_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the user has set otherwise stays."""
+    FailingRay(0, monkeypatch)
+    environment = {haproxy.PROGRAM: "/opt/haproxy", "RAY_SERVE_HAPROXY_STATS_PORT": "8404"}
+    monkeypatch.setattr(os, "environ", environment)
+    node = LocalRay(2, "0.0.0.0", WayIn("asked for", "/opt/haproxy"))
+    node.start()
+    launcher = Path(environment[haproxy.PROGRAM])
+    assert os.access(launcher, os.X_OK) and "/opt/haproxy 0.0.0.0 " in launcher.read_text()
+    assert environment[SWITCH] == "1" and environment["RAY_SERVE_HAPROXY_STATS_PORT"] == "8404"
+    node.stop(None)
+    assert not launcher.exists()
