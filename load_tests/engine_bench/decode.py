@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from load_tests.engine_bench.base import Figures, MeasuredRow
 from load_tests.engine_bench.bench import Bench
+from load_tests.engine_bench.figures import Figures, MeasuredRow
 from load_tests.engine_bench.linears import Linears, linears_of
 from load_tests.engine_bench.memory import read_bandwidth
 from load_tests.engine_bench.timing import samples, seconds

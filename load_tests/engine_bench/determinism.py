@@ -16,8 +16,8 @@ from engine.config import EngineConfig
 from engine.executor.local import LocalExecutor
 from engine.kernels import cpu
 from engine.types import SeqSlice
-from load_tests.engine_bench.base import Figures, MeasuredRow
 from load_tests.engine_bench.bench import Bench
+from load_tests.engine_bench.figures import Figures, MeasuredRow
 from load_tests.engine_bench.timing import seconds
 
 _BATCHES = (1, 8, 32)

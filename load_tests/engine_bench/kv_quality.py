@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.types import SamplingParams
-from load_tests.engine_bench.base import Figures, MeasuredRow
 from load_tests.engine_bench.bench import Bench
+from load_tests.engine_bench.figures import Figures, MeasuredRow
 from load_tests.engine_bench.kv_calibrate import calibrate
 
 TEXT = Path(__file__).with_name("prose.txt")

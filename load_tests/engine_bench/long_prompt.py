@@ -9,8 +9,8 @@ from statistics import median
 
 from engine.engine import Engine
 from engine.types import FinishReason, GenerateRequest
-from load_tests.engine_bench.base import Figures, MeasuredRow, ratio
 from load_tests.engine_bench.bench import Bench
+from load_tests.engine_bench.figures import Figures, MeasuredRow, ratio
 from load_tests.engine_bench.requests import p95, request
 
 _STREAMS = (1, 4, 8, 16)

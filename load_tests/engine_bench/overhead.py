@@ -20,9 +20,9 @@ from engine.scheduler.scheduler import Scheduler
 from engine.text.output import TextStream
 from engine.types import FinishReason, GenerateRequest, NewSequence, SamplingParams, SeqSlice, Sequence, StepPlan
 from load_tests.engine_bench import breakdown
-from load_tests.engine_bench.base import Figures, MeasuredRow
 from load_tests.engine_bench.bench import Bench
 from load_tests.engine_bench.executors import Instant, result_of
+from load_tests.engine_bench.figures import Figures, MeasuredRow
 from load_tests.engine_bench.timing import seconds
 
 _TEXT = (

@@ -7,8 +7,8 @@ import time
 from typing import NamedTuple
 
 from engine.types import FinishReason
-from load_tests.engine_bench.base import Figures, MeasuredRow, ratio
 from load_tests.engine_bench.bench import Bench
+from load_tests.engine_bench.figures import Figures, MeasuredRow, ratio
 from load_tests.engine_bench.requests import p95, request
 
 _HIGH, _LOW = "high", "low"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 Method = tuple[type, str]
 Wrap = Callable[[Method, Callable[..., Any]], Callable[..., Any]]
@@ -13,11 +14,7 @@ Wrap = Callable[[Method, Callable[..., Any]], Callable[..., Any]]
 @contextmanager
 def replaced(methods: Sequence[Method], wrap: Wrap) -> Iterator[None]:
     """Within the block each method, which its class must itself define, is wrap(method, original)."""
-    originals = [vars(cls)[name] for cls, name in methods]
-    try:
-        for (cls, name), original in zip(methods, originals, strict=True):
-            setattr(cls, name, wrap((cls, name), original))
+    with ExitStack() as stack:
+        for cls, name in methods:
+            stack.enter_context(mock.patch.object(cls, name, wrap((cls, name), vars(cls)[name])))
         yield
-    finally:
-        for (cls, name), original in zip(methods, originals, strict=True):
-            setattr(cls, name, original)

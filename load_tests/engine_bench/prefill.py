@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from engine.types import NewSequence, SamplingParams, SeqSlice, StepPlan
-from load_tests.engine_bench.base import Figures, MeasuredRow
 from load_tests.engine_bench.bench import Bench
+from load_tests.engine_bench.figures import Figures, MeasuredRow
 from load_tests.engine_bench.timing import seconds
 
 _COLUMNS = {"chunk": "chunk", "context": "context before", "ms": "ms", "tokens_per_s": "tokens/s"}

@@ -6,8 +6,8 @@ import random
 import time
 from statistics import median
 
-from load_tests.engine_bench.base import Figures, MeasuredRow
 from load_tests.engine_bench.bench import Bench
+from load_tests.engine_bench.figures import Figures, MeasuredRow
 from load_tests.engine_bench.requests import request
 
 _COLUMNS = {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from load_tests.engine_bench import long_prompt, overload, restore
-from load_tests.engine_bench.base import Figures, MeasuredRow
 from load_tests.engine_bench.bench import Bench
+from load_tests.engine_bench.figures import Figures, MeasuredRow
 from load_tests.engine_bench.overhead import scheduler_step
 
 _WANTED_US = {64: 250, 512: 2000}

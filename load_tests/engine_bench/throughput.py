@@ -17,8 +17,8 @@ from engine.engine import Engine
 from engine.models.locate import resolve
 from engine.types import GenerateRequest, SamplingParams
 from load_tests.convert import convert
-from load_tests.engine_bench.base import Figures, MeasuredRow, ratio
 from load_tests.engine_bench.bench import Bench
+from load_tests.engine_bench.figures import Figures, MeasuredRow, ratio
 from load_tests.errors import LoadError
 
 _COLUMNS = {

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from autoscaling.traces.formats import TraceError
 from deployments.routing.policies import POLICIES
 from engine.stats import nearest_rank
-from load_tests.errors import LoadError
 from load_tests.report.tables import Table
 from load_tests.routing.decision import measure
 from load_tests.routing.simulate import Machine, RoutingOutcome, imbalance, simulate
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ]
         if args.mooncake:
             cases.append((mooncake(args.mooncake, speed=args.speed), Machine(cache_tokens=1_000_000)))
-    except LoadError as error:
+    except TraceError as error:
         print(f"load_tests.routing: {error}", file=sys.stderr)
         return 2
     for workload, machine in cases:

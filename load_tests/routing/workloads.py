@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from load_tests.traces import MOONCAKE_BLOCK_TOKENS, read_trace
+from autoscaling.traces.formats import MOONCAKE_BLOCK_TOKENS, read_trace
 
 _BLOCK = 16
 
@@ -76,7 +76,7 @@ def hot_prefix(
 
 
 def mooncake(path: Path, *, speed: float = 1.0, calls: int | None = None) -> RoutingWorkload:
-    """Recorded traffic whose hash ids say which blocks are shared, `speed` times as fast. Raises LoadError."""
+    """Recorded traffic whose hash ids say which blocks are shared, `speed` times as fast. Raises TraceError."""
     rows = read_trace(path)[:calls]
     return RoutingWorkload(
         "Mooncake trace",

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from autoscaling.traces.formats import read_trace
 from autoscaling.traces.trace import load_trace
 from load_tests.autoscale.real import startups_of, wanted_at
 from load_tests.autoscale.traffic import make_trace, within, write_trace
 from load_tests.autoscale.validate import POLICY, PROFILE, ScalingFigures, TraceComparison, markdown, median, predict
 from load_tests.errors import LoadError
-from load_tests.traces import read_trace
 
 
 def test_both_sides_read_the_same_requests(tmp_path: Path) -> None:

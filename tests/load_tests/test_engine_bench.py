@@ -15,14 +15,12 @@ from engine.kernels import cpu
 from engine.runner.graphs import StepGraph
 from engine.types import NewSequence, SamplingParams, SeqSlice, StepPlan
 from load_tests.engine_bench import breakdown, contention, overhead, throughput
-from load_tests.engine_bench.__main__ import main
-from load_tests.engine_bench.base import Figures
+from load_tests.engine_bench.__main__ import PARTS, main
 from load_tests.engine_bench.bench import Bench
 from load_tests.engine_bench.executors import result_of
+from load_tests.engine_bench.figures import EngineReport, Figures, as_json, document, table
 from load_tests.engine_bench.linears import linears_of
 from load_tests.engine_bench.memory import read_bandwidth
-from load_tests.engine_bench.parts import PARTS
-from load_tests.engine_bench.report import EngineReport, as_json, document, table
 from load_tests.engine_bench.timers import Timers
 from load_tests.engine_bench.timing import samples
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autoscaling.traces.formats import Row, TraceError, read_trace
 from load_tests.arrivals import Burst, Constant, Poisson, Ramp
 from load_tests.errors import LoadError
 from load_tests.lengths import LogNormal, RecordedLength, Uniform
 from load_tests.prompts import Form, PromptWriter, Segment
 from load_tests.scenario import Phase
-from load_tests.traces import Row, read_trace
 from load_tests.workload import Job, jobs, rows_of
 
 TRACES = Path(__file__).parent.parent / "data" / "traces"
@@ -109,9 +109,9 @@ def test_formats_are_recognised(name: str, rows: list[tuple[float, int, int]]) -
 def test_bad_traces(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "t"
     path.write_text(text)
-    with pytest.raises(LoadError, match=message):
+    with pytest.raises(TraceError, match=message):
         read_trace(path)
-    with pytest.raises(LoadError, match="No such file"):
+    with pytest.raises(TraceError, match="No such file"):
         read_trace(tmp_path / "absent")
 
 
@@ -157,6 +157,8 @@ def test_a_trace_is_played_at_its_times_scaled() -> None:
     assert shape(list(jobs(played, 0, rows_of(played)))) == expected
     with pytest.raises(LoadError, match="nothing at or after"):
         rows_of(phase(arrivals={"kind": "trace"}, trace=trace | {"start_s": 99.0}))
+    with pytest.raises(LoadError, match="No such file"):
+        rows_of(phase(arrivals={"kind": "trace"}, trace=trace | {"file": TRACES / "absent"}))
 
 
 def test_lengths_of_a_trace_begin_anew_when_it_is_used_up() -> None:

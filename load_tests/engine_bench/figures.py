@@ -1,12 +1,29 @@
-"""Tables as text, Markdown and JSON."""
+"""What a part gives back, and how it is shown: as a table, in Markdown and in JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from load_tests.engine_bench.base import Figures, MeasuredRow
 from load_tests.report.tables import Table, markdown
+
+MeasuredRow = Mapping[str, float | str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """`columns`: key of a row -> heading, with the unit. A value of None was not measured."""
+
+    name: str
+    title: str
+    columns: Mapping[str, str]
+    rows: Sequence[MeasuredRow]
+    notes: Sequence[str] = ()
+
+
+def ratio(a: float | None, b: float | None) -> float | None:
+    return a / b if a is not None and b else None
 
 
 @dataclass(frozen=True, slots=True)
