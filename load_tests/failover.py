@@ -28,7 +28,7 @@ from deployments.upstream.events import DONE, EventParser
 from load_tests.errors import LoadError
 from load_tests.peers.demo import MODEL
 from load_tests.peers.server import running
-from load_tests.servers import SLUICE, Launch
+from load_tests.servers import sluice_serve
 
 _NAME = "demo"
 _REPLICA = "ModelReplica"
@@ -177,8 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--model", default=MODEL)
     args = p.parse_args(argv)
     port = free_port()
-    settings = ("--set", "replicas=2", "--set", "gateway.public_metrics=true")
-    launch = Launch((*SLUICE, "serve", args.model, "--name", _NAME, "--port", str(port), *settings), _NAME)
+    launch = sluice_serve(args.model, port, ("replicas=2", "gateway.public_metrics=true"))
     with tempfile.TemporaryDirectory() as logs:
         try:
             with running(launch, port, Path(logs) / "server.log") as url:

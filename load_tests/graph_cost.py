@@ -30,7 +30,7 @@ from deployments.cli.processes import descendants
 from load_tests.errors import LoadError
 from load_tests.peers.demo import MODEL
 from load_tests.processes import CpuMeter
-from load_tests.servers import SLUICE, Launch, serving
+from load_tests.servers import Launch, serving, sluice_serve
 from load_tests.stand_in import STAND_IN
 
 ROLES = {
@@ -50,7 +50,6 @@ _STEP_MS = 30.0
 _REQUESTS = (4, 256)  # answers of _TOKENS: the most of one stream after another, and about how many in all
 _RAMP_S = 1.0  # short, lest it be measured with fewer streams; long enough to bring answers out of step
 _IDLE_S = 5.0
-_START_S = 240.0
 _TIMING = re.compile(rb"(\w+);dur=([\d.]+)")
 
 
@@ -201,9 +200,8 @@ def _medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _launch(way: str, port: int) -> Launch:
     settings = {"executor": STAND_IN, "executor_options.step_ms": _STEP_MS, "max_num_seqs": 256}
-    sets = [part for key, value in settings.items() for part in ("--set", f"engine.{key}={value}")]
-    argv = (*SLUICE, "serve", MODEL, "--name", "demo", "--port", str(port), *sets)
-    return Launch(argv, "demo", {"RAY_SERVE_ENABLE_HA_PROXY": _WAYS[way]}, start_s=_START_S)
+    sets = [f"engine.{key}={value}" for key, value in settings.items()]
+    return sluice_serve(MODEL, port, sets, {"RAY_SERVE_ENABLE_HA_PROXY": _WAYS[way]})
 
 
 def table(levels: Sequence[Level]) -> str:

@@ -26,7 +26,7 @@ from engine.stats import nearest_rank
 from load_tests.errors import LoadError
 from load_tests.peers.demo import MODEL
 from load_tests.report.tables import Table
-from load_tests.servers import SLUICE, Launch, serving
+from load_tests.servers import serving, sluice_serve
 from load_tests.stand_in import STAND_IN
 
 _NAME = "demo"
@@ -188,8 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--out", type=Path, metavar="FILE", help="write the table there too")
     args = p.parse_args(argv)
     port = free_port()
-    sets = [part for setting in SETTINGS for part in ("--set", setting)]
-    launch = Launch((*SLUICE, "serve", MODEL, "--name", _NAME, "--port", str(port), *sets), _NAME, start_s=_WAIT_S)
+    launch = sluice_serve(MODEL, port, SETTINGS)
     try:
         with tempfile.TemporaryDirectory() as logs, serving(launch, Path(logs) / "server.log"):
             found = asyncio.run(report(f"http://127.0.0.1:{port}", args.seconds, args.factor, args.seed))

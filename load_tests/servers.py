@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from load_tests.errors import LoadError
 from load_tests.processes import end_with_parent
@@ -32,6 +33,31 @@ class Launch:
     model: str
     env: Mapping[str, str] = field(default_factory=dict)
     start_s: float = 300.0
+
+
+def sluice_serve(
+    model: str | Path, port: int, settings: Iterable[str] = (), env: Mapping[str, str] | None = None
+) -> Launch:
+    """Our own server of one model under the name `demo`. `settings`: KEY=VALUE, as for --set."""
+    sets = [part for setting in settings for part in ("--set", setting)]
+    argv = (*SLUICE, "serve", str(model), "--name", "demo", "--port", str(port), *sets)
+    return Launch(argv, "demo", env or {})
+
+
+def config_file(args: Mapping[str, Any], port: int) -> dict[str, Any]:
+    """For `sluice serve --config`: an application with these `args`, behind one proxy on 127.0.0.1."""
+    application = {
+        "name": "sluicegate",
+        "route_prefix": "/",
+        "import_path": "deployments.app:build",
+        "args": dict(args),
+    }
+    return {
+        "proxy_location": "HeadOnly",
+        "http_options": {"host": "127.0.0.1", "port": port, "keep_alive_timeout_s": 75},
+        "logging_config": {"encoding": "JSON", "log_level": "INFO", "enable_access_log": False},
+        "applications": [application],
+    }
 
 
 def start(launch: Launch, log: Path) -> subprocess.Popen[bytes]:

@@ -24,7 +24,7 @@ from load_tests.errors import LoadError
 from load_tests.outcome import RequestOutcome
 from load_tests.peers.demo import MODEL
 from load_tests.processes import CpuMeter
-from load_tests.servers import SLUICE, Launch, serving
+from load_tests.servers import SLUICE, Launch, config_file, serving
 from load_tests.stand_in import STAND_IN
 
 TIMES = ("base_s", "prefill_token_s", "prefill_pair_s", "decode_seq_s", "decode_context_s")
@@ -114,19 +114,7 @@ def serve_config(
         "autoscaling": None if policy is None else dict(policy),
         "engine": dict(engine),
     }
-    return {
-        "proxy_location": "HeadOnly",
-        "http_options": {"host": "127.0.0.1", "port": port, "keep_alive_timeout_s": 75},
-        "logging_config": {"encoding": "JSON", "log_level": "INFO", "enable_access_log": False},
-        "applications": [
-            {
-                "name": "sluicegate",
-                "route_prefix": "/",
-                "import_path": "deployments.app:build",
-                "args": {"models": [model], "gateway": {"api_keys": []}},
-            }
-        ],
-    }
+    return config_file({"models": [model], "gateway": {"api_keys": []}}, port)
 
 
 def _logs(log: Path) -> Path:

@@ -18,7 +18,7 @@ from load_tests.gateways.question import HEADERS, KEY, MODEL, PATH, body
 from load_tests.peers.base import Say
 from load_tests.peers.install import step, venv
 from load_tests.peers.ours import OursQ4
-from load_tests.servers import SLUICE, Launch
+from load_tests.servers import SLUICE, Launch, config_file
 from load_tests.stand_in import STAND_IN
 
 _LITELLM = "1.108.0"
@@ -165,18 +165,7 @@ def _config(served: Mapping[str, Any]) -> dict[str, Any]:
         "tiers": {"bench": plenty},
         "default_tier": "bench",
     }
-    application = {
-        "name": "sluicegate",
-        "route_prefix": "/",
-        "import_path": "deployments.app:build",
-        "args": {**served, "gateway": gateway},
-    }
-    return {
-        "proxy_location": "HeadOnly",
-        "http_options": {"host": "127.0.0.1", "port": 8000, "keep_alive_timeout_s": 75},
-        "logging_config": {"encoding": "JSON", "log_level": "INFO", "enable_access_log": False},
-        "applications": [application],
-    }
+    return config_file({**served, "gateway": gateway}, 8000)
 
 
 @contextmanager

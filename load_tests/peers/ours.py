@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from load_tests.peers.base import Models, Say
-from load_tests.servers import SLUICE, Launch
+from load_tests.servers import Launch, sluice_serve
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,25 +29,21 @@ class _Ours:
         )
         return f"{version('sluicegate')} {git.stdout.strip()}".strip()
 
-    def launch_model(self, model: Path, port: int, *more: str) -> Launch:
-        command = ("serve", str(model), "--port", str(port), "--name", "demo", *more)
-        return Launch((*SLUICE, *command), "demo")
-
 
 class OursBf16(_Ours):
     def launch(self, models: Models, port: int) -> Launch:
-        return self.launch_model(models.bf16, port)
+        return sluice_serve(models.bf16, port)
 
 
 class OursQ4(_Ours):
     """The file's own 4-bit weights, kept in 4 bits, with activations of 8 as llama.cpp has them."""
 
     def launch(self, models: Models, port: int) -> Launch:
-        return self.launch_model(models.gguf, port, "--set", "engine.dtype=bfloat16")
+        return sluice_serve(models.gguf, port, ["engine.dtype=bfloat16"])
 
 
 class OursQ4Exact(_Ours):
     """As the file is served without being asked otherwise: every product that of the float32 model."""
 
     def launch(self, models: Models, port: int) -> Launch:
-        return self.launch_model(models.gguf, port)
+        return sluice_serve(models.gguf, port)
