@@ -22,8 +22,8 @@ class Backend(Protocol):
     ) -> AsyncGenerator[list[TokenDelta], None]:
         """The deltas of all the requests and their choices, interleaved, each choice ending with exactly one delta
         that has a finish_reason; as they come if `streamed`, else most in the end. Closing or cancelling the iterator
-        aborts whatever still runs. Raises InvalidRequestError and its kin, ModelUnavailableError, QueueFullError (all
-        before the first delta) and ReplicaLostError (at any time)."""
+        aborts whatever still runs. Raises, here or from the iterator, before the first delta: InvalidRequestError and
+        its kin, QueueFullError and RoutingError; and ReplicaLostError at any time."""
 
     async def awaken(self, model_id: str) -> None:
         """Starts a model that rests and waits until it is up: until one has been, its `max_model_len` is not known.
@@ -36,7 +36,7 @@ class Backend(Protocol):
         """Why none of its replicas takes requests, when that is so. Raises KeyError."""
 
     async def pools(self) -> Mapping[str, Sequence[ReplicaState]]:
-        """Every pool with those of its replicas that answer, by id. Raises ApiError 503 when one does not in time."""
+        """Every pool with those of its replicas that answer, by id. Raises ReplicaSilentError for one that does not."""
 
     async def drain(self, pool: str, replica_id: str | None, within_s: float | None) -> Sequence[ReplicaState]:
         """Takes a replica, or all that a pool has, out of rotation, for all gateways: no new requests. What still runs

@@ -100,7 +100,7 @@ class ServeBackend:
     def vacancy(self, pool: str) -> Vacancy:
         return self._pools[pool].vacancy
 
-    async def generate(
+    def generate(
         self, model_id: str, requests: tuple[GenerateRequest, ...], streamed: bool, origin: Origin
     ) -> AsyncGenerator[list[TokenDelta], None]:
         if self._known is None:
@@ -125,12 +125,7 @@ class ServeBackend:
             raise UnknownModelError(model_id)
         if route.unfit is not None:
             raise self._unfit(route.unfit, model_id, num_tokens)
-        stream = self._dispatcher.generate(Ask(requests, streamed, origin), route)
-        try:
-            async for deltas in stream:
-                yield deltas
-        finally:
-            await stream.aclose()
+        return self._dispatcher.generate(Ask(requests, streamed, origin), route)
 
     async def pools(self) -> Mapping[str, Sequence[ReplicaState]]:
         states = await asyncio.gather(*(pool.states() for pool in self._pools.values()))
