@@ -12,7 +12,7 @@ from ray.serve import Application
 
 from deployments.config.application import ModelConfig, ServeConfig
 from deployments.gateway.deployment import Gateway
-from deployments.limits.actor import LimitHub
+from deployments.limits.actor import LimitCounters
 from deployments.ray_serve.flags import replica_env
 from deployments.replica.deployment import ModelReplica
 from deployments.replica.pins import Pin, pins_of
@@ -21,7 +21,7 @@ from deployments.routing.router import ModelRouter
 
 def build(config: ServeConfig) -> Application:
     """Gateway -> one ModelReplica deployment per pool, by the table that ModelRouter keeps. Where limits are counted by
-    the store `actor`, all gateways also share a LimitHub."""
+    the store `actor`, all gateways also share a LimitCounters."""
     pools = {
         model.name: _pool(model, pins_of(model.pinned_prompts, config.gateway), config.budget_terms(model))
         for model in config.models
@@ -33,9 +33,9 @@ def build(config: ServeConfig) -> Application:
     gateway = _light(serve.ingress()(Gateway), num_replicas=config.gateway_replicas)
     limits = config.gateway.limits
     counted = config.gateway.has_limits and limits.store == "actor"
-    hub = _light(LimitHub, num_replicas=1).bind(limits.lease_s) if counted else None
+    limit_counters = _light(LimitCounters, num_replicas=1).bind(limits.lease_s) if counted else None
     application: Application = gateway.bind(
-        config.gateway, config.models, router, pools, config.gateway_replicas, hub, config.upstreams
+        config.gateway, config.models, router, pools, config.gateway_replicas, limit_counters, config.upstreams
     )
     return application
 

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 import redis
 
-from deployments.limits.actor import ActorStore, LimitHub
-from deployments.limits.base import Amount, Claim, Kind, Meter, Store
-from deployments.limits.leased import LeasedStore
+from deployments.limits.actor import ActorStore, LimitCounters
+from deployments.limits.base import Amount, Limit, LimitKind, LimitStore, Reservation
 from deployments.limits.memory import MemoryStore
 from deployments.limits.redis import RedisStore
 
@@ -34,20 +33,22 @@ class Clock:
         return self.now_s
 
 
-def meter(kind: Kind, limit: int, level: str = "key:k") -> Meter:
-    return Meter(f"{level}:{kind}", kind, limit, "organization acme")
+def make_limit(kind: LimitKind, limit: int, level: str = "key:k") -> Limit:
+    return Limit(f"{level}:{kind}", kind, limit, "organization acme")
 
 
-def claim(*meters: Meter, tokens: int = 0) -> Claim:
-    return Claim(f"claim-{next(_ids)}", "acme", meters, Amount(1, tokens))
+def make_reservation(*limits: Limit, tokens: int = 0) -> Reservation:
+    return Reservation(f"reservation-{next(_ids)}", "acme", limits, Amount(1, tokens))
 
 
 class FakeHandle:
-    """A deployment handle of `hub` without Serve. `down`: calls fail as they do when the hub is gone."""
+    """A deployment handle of `counters` without Serve. `down`: calls fail as they do when the deployment is gone.
+    `deaf`: they arrive, and their answers are lost."""
 
-    def __init__(self, hub: LimitHub) -> None:
-        self._hub = hub
+    def __init__(self, counters: LimitCounters) -> None:
+        self._counters = counters
         self.down = False
+        self.deaf = False
         self.calls = 0
 
     def options(self, **_: Any) -> FakeHandle:
@@ -61,7 +62,34 @@ class FakeHandle:
         await asyncio.sleep(0)
         if self.down:
             raise TimeoutError
-        return await self._hub.report(report)
+        answer = await self._counters.report(report)
+        if self.deaf:
+            raise TimeoutError
+        return answer
+
+
+class MortalActorStore(ActorStore):
+    """One gateway's store, whose process can die."""
+
+    def __init__(self, counters: LimitCounters, clock: Clock) -> None:
+        self._handle: Any = FakeHandle(counters)
+        super().__init__(self._handle, LEASE_S, clock)
+
+    def kill(self) -> None:
+        self._handle.down = True
+
+
+class MortalRedisStore(RedisStore):
+    """Likewise."""
+
+    dead = False
+
+    async def renew(self) -> None:
+        if not self.dead:
+            await super().renew()
+
+    def kill(self) -> None:
+        self.dead = True
 
 
 @dataclass
@@ -69,14 +97,14 @@ class Bench:
     """Gateways' stores over one count."""
 
     clock: Clock
-    make: Callable[[], Store]
-    stores: list[Store] = field(default_factory=list)
+    make: Callable[[], LimitStore]
+    stores: list[LimitStore] = field(default_factory=list)
 
-    def gateway(self) -> Store:
+    def gateway(self) -> LimitStore:
         self.stores.append(self.make())
         return self.stores[-1]
 
-    async def advance(self, seconds: float, alive: tuple[Store, ...] | None = None) -> None:
+    async def advance(self, seconds: float, alive: tuple[LimitStore, ...] | None = None) -> None:
         """Moves the clock on. The gateways, all or those `alive`, do meanwhile what shows that they live."""
         end_s = self.clock.now_s + seconds
         while self.clock.now_s < end_s:
@@ -87,14 +115,9 @@ class Bench:
             self.clock.now_s = min(end_s, self.clock.now_s + LEASE_S / 2)
 
     @staticmethod
-    def kill(store: Store) -> None:
+    def kill(store: Any) -> None:
         """Its process is gone: nothing is given back."""
-        tasks = (
-            store._tasks if isinstance(store, RedisStore) else [store._pump] if isinstance(store, LeasedStore) else []
-        )
-        for task in tasks:
-            if task is not None:
-                task.cancel()
+        store.kill()
 
 
 @asynccontextmanager
@@ -104,10 +127,10 @@ async def bench(name: str, redis_url: str) -> AsyncIterator[Bench]:
         only = MemoryStore(clock)
         made = Bench(clock, lambda: only)
     elif name == "actor":
-        handle: Any = FakeHandle(LimitHub(LEASE_S, clock))
-        made = Bench(clock, lambda: ActorStore(handle, LEASE_S, clock))
+        counters = LimitCounters(LEASE_S, clock)
+        made = Bench(clock, lambda: MortalActorStore(counters, clock))
     else:
-        made = Bench(clock, lambda: RedisStore(redis_url, LEASE_S, clock))
+        made = Bench(clock, lambda: MortalRedisStore(redis_url, LEASE_S, clock))
     try:
         yield made
     finally:

@@ -9,7 +9,7 @@ import orjson
 
 from deployments.accounts.errors import BudgetExhaustedError, KeyRefusedError, MissingScopeError
 from deployments.accounts.records import DatabaseDownError
-from deployments.limits.base import StoreDownError
+from deployments.limits.base import LimitStoreDownError
 from deployments.routing.errors import (
     ModelStartError,
     ModelUnavailableError,
@@ -140,7 +140,7 @@ def from_exception(error: Exception) -> ApiError | None:
         case DatabaseDownError():
             text = "The database of accounts can't be reached at the moment. Please retry shortly."
             return _unavailable(text, _UNAVAILABLE, "accounts_unavailable", 1.0)
-        case StoreDownError():
+        case LimitStoreDownError():
             text = "The server cannot check rate limits at the moment. Please retry shortly."
             return _unavailable(text, _UNAVAILABLE, "limits_unavailable", error.retry_after_s)
         case ContextLengthError():

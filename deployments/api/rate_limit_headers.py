@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 
 from deployments.api.errors import ApiError, retry_after
-from deployments.limits.base import Kind, Refusal, State
+from deployments.limits.base import LimitKind, LimitState, Refusal
 
 _PER = {
-    Kind.REQUESTS: "requests per min (RPM)",
-    Kind.TOKENS: "tokens per min (TPM)",
-    Kind.CONCURRENT: "concurrent requests",
+    LimitKind.REQUESTS: "requests per min (RPM)",
+    LimitKind.TOKENS: "tokens per min (TPM)",
+    LimitKind.CONCURRENT: "concurrent requests",
 }
-_TYPE = {Kind.REQUESTS: "requests", Kind.TOKENS: "tokens", Kind.CONCURRENT: "requests"}
+_TYPE = {LimitKind.REQUESTS: "requests", LimitKind.TOKENS: "tokens", LimitKind.CONCURRENT: "requests"}
 
 
 def duration(seconds: float) -> str:
@@ -26,14 +26,14 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{shown}s" if minutes else f"{shown}s"
 
 
-def headers(states: Sequence[State]) -> dict[str, str]:
-    """Of requests and of tokens the meter with the least left. Kinds that have no limit have no headers."""
+def headers(states: Sequence[LimitState]) -> dict[str, str]:
+    """Of requests and of tokens the limit with the least left. Kinds that have no limit have no headers."""
     found = {}
-    for kind in (Kind.REQUESTS, Kind.TOKENS):
-        of_kind = [state for state in states if state.meter.kind is kind]
+    for kind in (LimitKind.REQUESTS, LimitKind.TOKENS):
+        of_kind = [state for state in states if state.limit.kind is kind]
         if of_kind:
-            tightest = min(of_kind, key=lambda state: (state.remaining, state.meter.limit))
-            found[f"x-ratelimit-limit-{kind}"] = str(tightest.meter.limit)
+            tightest = min(of_kind, key=lambda state: (state.remaining, state.limit.maximum))
+            found[f"x-ratelimit-limit-{kind}"] = str(tightest.limit.maximum)
             found[f"x-ratelimit-remaining-{kind}"] = str(tightest.remaining)
             found[f"x-ratelimit-reset-{kind}"] = duration(tightest.reset_s)
     return found
@@ -42,16 +42,16 @@ def headers(states: Sequence[State]) -> dict[str, str]:
 def too_many(refusal: Refusal, model: str) -> ApiError:
     """The 429. Retrying what can never fit is advised against."""
     state, wait_s = refusal.state, refusal.retry_after_s
-    meter = state.meter
-    where = f"for {model} in {meter.subject} on {_PER[meter.kind]}"
+    limit = state.limit
+    where = f"for {model} in {limit.subject} on {_PER[limit.kind]}"
     if wait_s is None:
         message = (
-            f"Request too large {where}: Limit {meter.limit}, Requested {refusal.requested}. "
+            f"Request too large {where}: Limit {limit.maximum}, Requested {refusal.requested}. "
             "The input or output tokens must be reduced in order to run successfully."
         )
-        return ApiError(429, message, _TYPE[meter.kind], None, "rate_limit_exceeded", {"x-should-retry": "false"})
+        return ApiError(429, message, _TYPE[limit.kind], None, "rate_limit_exceeded", {"x-should-retry": "false"})
     message = (
-        f"Rate limit reached {where}: Limit {meter.limit}, Used {state.used}, Requested {refusal.requested}. "
+        f"Rate limit reached {where}: Limit {limit.maximum}, Used {state.used}, Requested {refusal.requested}. "
         f"Please try again in {duration(wait_s)}."
     )
-    return ApiError(429, message, _TYPE[meter.kind], None, "rate_limit_exceeded", retry_after(wait_s))
+    return ApiError(429, message, _TYPE[limit.kind], None, "rate_limit_exceeded", retry_after(wait_s))

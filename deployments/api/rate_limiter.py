@@ -22,8 +22,18 @@ from deployments.api.rate_limit_headers import headers, too_many
 from deployments.api.requests import Caller, PreparedRequest
 from deployments.config.gateway import GatewayConfig
 from deployments.config.tiers import UNLIMITED
-from deployments.limits.base import NOTHING, Amount, Claim, Kind, Meter, Refusal, State, Store, StoreDownError
-from deployments.limits.levels import meters
+from deployments.limits.applicable import limits_of
+from deployments.limits.base import (
+    NOTHING,
+    Amount,
+    Limit,
+    LimitKind,
+    LimitState,
+    LimitStore,
+    LimitStoreDownError,
+    Refusal,
+    Reservation,
+)
 from deployments.observe.request_log import RequestTrace
 
 log = logging.getLogger(__name__)
@@ -40,7 +50,7 @@ class RateLimiter:
     def __init__(
         self,
         config: GatewayConfig,
-        store: Store,
+        store: LimitStore,
         on_verdict: Callable[[str, Verdict, int], None] | None = None,
         on_settled: Callable[[str, int], None] | None = None,
     ) -> None:
@@ -50,7 +60,7 @@ class RateLimiter:
         self._on_settled = on_settled
 
     async def reserve(self, prepared: PreparedRequest, trace: RequestTrace) -> Settle:
-        """Takes all that the request may need. Raises ApiError 429, and StoreDownError while it cannot be checked."""
+        """Takes all that the request may need. Raises ApiError 429, and LimitStoreDownError when nobody can tell."""
         amount = Amount(1, sum(len(r.prompt) + r.sampling.max_tokens * r.sampling.n for r in prepared.requests))
         try:
             return await self._reserve(prepared, amount, trace)
@@ -66,27 +76,27 @@ class RateLimiter:
         if reported is None or reported.status == 429 or not 400 <= reported.status < 500:
             await self.add_headers(caller, trace)
             return
-        wanted = meters(caller.tenant, caller.tier, self._config.limits, trace.model)
-        wanted = tuple(meter for meter in wanted if meter.kind is not Kind.CONCURRENT)
+        wanted = limits_of(caller.tenant, caller.tier, self._config.limits, trace.model)
+        wanted = tuple(limit for limit in wanted if limit.kind is not LimitKind.CONCURRENT)
         if not wanted:
             return
-        claim = Claim(uuid.uuid4().hex, caller.tenant.org, wanted, _ONE_REQUEST)
+        reservation = Reservation(uuid.uuid4().hex, caller.tenant.org, wanted, _ONE_REQUEST)
         try:
-            outcome = await self._store.reserve(claim)
-        except StoreDownError:
+            outcome = await self._store.reserve(reservation)
+        except LimitStoreDownError:
             return
         trace.headers.update(headers(outcome.states))
         if isinstance(outcome, Refusal):
             self._tell(caller.tier_name, _verdict(outcome), 0)
             raise too_many(outcome, trace.model or "any model")
-        self._store.settle(claim, _ONE_REQUEST)
+        self._store.settle(reservation, _ONE_REQUEST)
 
     async def add_headers(self, caller: Caller, trace: RequestTrace) -> None:
         """Notes the tenant's limits for the answer of a request that does not count."""
-        if wanted := meters(caller.tenant, caller.tier, self._config.limits, None):
+        if wanted := limits_of(caller.tenant, caller.tier, self._config.limits, None):
             try:
                 trace.headers.update(headers(await self._store.peek(wanted, caller.tenant.org)))
-            except StoreDownError:
+            except LimitStoreDownError:
                 log.debug("no rate limit headers: the store is out of reach")
 
     async def close(self) -> None:
@@ -95,13 +105,13 @@ class RateLimiter:
 
     async def _reserve(self, prepared: PreparedRequest, amount: Amount, trace: RequestTrace) -> Settle:
         tier = self._config.tiers.get(prepared.tier, UNLIMITED)
-        wanted = meters(prepared.tenant, tier, self._config.limits, prepared.model.id)
+        wanted = limits_of(prepared.tenant, tier, self._config.limits, prepared.model.id)
         if not wanted:
             return lambda _: None
-        claim = Claim(uuid.uuid4().hex, prepared.tenant.org, wanted, amount)
+        reservation = Reservation(uuid.uuid4().hex, prepared.tenant.org, wanted, amount)
         try:
-            outcome = await self._store.reserve(claim)
-        except StoreDownError:
+            outcome = await self._store.reserve(reservation)
+        except LimitStoreDownError:
             self._tell(prepared.tier, "store_down", 0)
             raise
         trace.headers.update(headers(outcome.states))
@@ -109,10 +119,10 @@ class RateLimiter:
             self._tell(prepared.tier, _verdict(outcome), 0)
             raise too_many(outcome, prepared.model.id)
         self._tell(prepared.tier, "admitted", amount.tokens)
-        return lambda used: self._settle(claim, prepared.tier, used)
+        return lambda used: self._settle(reservation, prepared.tier, used)
 
-    def _settle(self, claim: Claim, tier: str, used: Amount) -> None:
-        self._store.settle(claim, used)
+    def _settle(self, reservation: Reservation, tier: str, used: Amount) -> None:
+        self._store.settle(reservation, used)
         if self._on_settled is not None:
             self._on_settled(tier, used.tokens)
 
@@ -125,9 +135,9 @@ def _verdict(refusal: Refusal) -> Verdict:
     match refusal:
         case Refusal(retry_after_s=None):
             return "too_large"
-        case Refusal(state=State(meter=Meter(kind=Kind.REQUESTS))):
+        case Refusal(state=LimitState(limit=Limit(kind=LimitKind.REQUESTS))):
             return "requests"
-        case Refusal(state=State(meter=Meter(kind=Kind.TOKENS))):
+        case Refusal(state=LimitState(limit=Limit(kind=LimitKind.TOKENS))):
             return "tokens"
     return "concurrent"
 

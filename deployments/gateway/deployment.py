@@ -44,17 +44,17 @@ class Gateway:
         router: DeploymentHandle[Any],
         pools: Mapping[str, DeploymentHandle[Any]],
         gateways: int,
-        hub: DeploymentHandle[Any] | None,
+        limit_counters: DeploymentHandle[Any] | None,
         upstreams: Sequence[UpstreamConfig],
     ) -> None:
-        """`gateways`: how many there are. `hub`: of LimitHub; None where it is not needed."""
+        """`gateways`: how many there are. `limit_counters`: of LimitCounters; None where it is not needed."""
         keep_on_loopback()
         self._config = config
         self._models = models
         self._router = router
         self._pools = pools
         self._num_gateways = gateways
-        self._hub = hub
+        self._limit_counters = limit_counters
         self._upstreams = upstreams
         private.log_switch_faults("gateway")
         replica = serve.get_replica_context().replica_id.unique_id
@@ -87,7 +87,8 @@ class Gateway:
 
     def _limiter(self) -> RateLimiter:
         config = self._config
-        store = build_store(config.limits, self._num_gateways, self._hub) if config.has_limits else MemoryStore()
+        counters = self._limit_counters
+        store = build_store(config.limits, self._num_gateways, counters) if config.has_limits else MemoryStore()
         return RateLimiter(config, store, self._telemetry.verdict, self._telemetry.settled)
 
     async def metric_families(self) -> list[Metric]:

@@ -1,4 +1,4 @@
-"""The hub as a deployment of the application, and the store that reports to it."""
+"""The shared counters as a deployment of the application, and the store that reports to it."""
 
 from __future__ import annotations
 
@@ -10,45 +10,48 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from deployments.limits.base import StoreDownError
-from deployments.limits.hub import Answer, Hub, Report
+from deployments.limits.base import LimitStoreDownError
 from deployments.limits.leased import LeasedStore
+from deployments.limits.shared_counters import GatewayReport, ReportAnswer, SharedCounters
 from deployments.ray_serve.handles import CALL_ERRORS
 from deployments.ray_serve.loopback import keep_on_loopback
 
-_TIMEOUT_S = 2.0
+_TIMEOUT_S = 2.0  # for one answer; it takes a few milliseconds when all is well
 _SERIALIZATION = "pickle"  # Serve's default would bring cloudpickle's start-up cost to each message
 
 
-class LimitHub:
-    """One replica, on whose event loop reports are handled one after the other. What it counts is gone when it is
-    restarted: then, for once, a minute may hold up to twice a limit."""
+class LimitCounters:
+    """The deployment. It has one replica, on whose event loop reports are handled one after the other. Its counts are
+    gone when it is restarted: then, for once, a minute may hold up to twice a limit."""
 
     def __init__(self, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         keep_on_loopback()
-        self._hub = Hub(lease_s)
+        self._counters = SharedCounters(lease_s)
         self._clock = clock
 
-    async def report(self, report: Report) -> Answer:
-        return self._hub.report(report, self._clock())
+    async def report(self, report: GatewayReport) -> ReportAnswer:
+        """See SharedCounters.report."""
+        return self._counters.report(report, self._clock())
 
 
 class ActorStore(LeasedStore):
-    """See base.Store. `hub`: the handle of a LimitHub."""
+    """A LeasedStore that reports to the deployment. `counters`: the handle of LimitCounters."""
 
-    def __init__(self, hub: DeploymentHandle[Any], lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._hub = hub.options(
+    def __init__(
+        self, counters: DeploymentHandle[Any], lease_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._counters = counters.options(
             method_name="report", request_serialization=_SERIALIZATION, response_serialization=_SERIALIZATION
         )
         super().__init__(self._report, uuid.uuid4().hex, lease_s, clock)
 
-    async def _report(self, report: Report) -> Answer:
-        call: Any = self._hub.remote(report)
+    async def _report(self, report: GatewayReport) -> ReportAnswer:
+        call: Any = self._counters.remote(report)
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                answer: Answer = await call
+                answer: ReportAnswer = await call
         except (TimeoutError, *CALL_ERRORS):
-            raise StoreDownError from None
+            raise LimitStoreDownError from None
         finally:
             call.cancel()
         return answer

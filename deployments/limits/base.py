@@ -1,4 +1,4 @@
-"""The nouns of rate limiting and what a store must do."""
+"""What rate limiting is about, as plain data, and what a store must do."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Protocol
 WINDOW_S = 60.0
 
 
-class Kind(StrEnum):
-    """What a meter counts: requests and tokens admitted in the last 60 seconds, or requests running now."""
+class LimitKind(StrEnum):
+    """What a limit counts: requests or tokens admitted in the last 60 seconds, or requests that run now."""
 
     REQUESTS = "requests"
     TOKENS = "tokens"
@@ -18,96 +18,101 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Meter:
-    """One limit. Claims whose meters have the same `name` share its count. `subject` is on whose account, for people:
-    "project web in organization acme"."""
+class Limit:
+    """At most `maximum` of a kind. Reservations whose limits have the same `name` share its count. `subject` says for
+    people on whose account it is: "project web in organization acme"."""
 
     name: str
-    kind: Kind
-    limit: int
+    kind: LimitKind
+    maximum: int
     subject: str
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """What one request takes or took: of each windowed meter, by kind."""
+    """Requests and tokens that one request takes, or took, of each limit per minute."""
 
     requests: int
     tokens: int
 
-    def of(self, kind: Kind) -> int:
-        return self.requests if kind is Kind.REQUESTS else self.tokens if kind is Kind.TOKENS else 0
+    def of(self, kind: LimitKind) -> int:
+        """What counts under limits of this kind. 0 for CONCURRENT."""
+        return self.requests if kind is LimitKind.REQUESTS else self.tokens if kind is LimitKind.TOKENS else 0
 
 
 NOTHING = Amount(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """A request that wants in: `amount` of every windowed meter and one place of every CONCURRENT one, all or nothing.
-    `id` is unique for ever. Meters of one claim all belong to the one organisation `org`."""
+class Reservation:
+    """What a request asks for: `amount` of every limit per minute and 1 of every CONCURRENT one, all or nothing. `id`
+    is never used again. All limits of a reservation belong to the organisation `org`."""
 
     id: str
     org: str
-    meters: tuple[Meter, ...]
+    limits: tuple[Limit, ...]
     amount: Amount
 
-    def cost(self, kind: Kind) -> int:
-        return 1 if kind is Kind.CONCURRENT else self.amount.of(kind)
+    def cost(self, kind: LimitKind) -> int:
+        """What it takes of a limit of this kind."""
+        return 1 if kind is LimitKind.CONCURRENT else self.amount.of(kind)
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """A meter's count at one moment. `reset_s`: until all of it is free again if nobody else comes."""
+class LimitState:
+    """The count of a limit at one moment. After `reset_s` seconds all of it is free again, if nobody else comes."""
 
-    meter: Meter
+    limit: Limit
     used: int
     reset_s: float
 
     @property
     def remaining(self) -> int:
-        return max(0, self.meter.limit - self.used)
+        """What is left of the limit."""
+        return max(0, self.limit.maximum - self.used)
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The claim holds its amounts until it is settled. `states` count it, in the order of its meters."""
+    """The reservation holds its amounts until it is settled. `states` include it, in the order of its limits."""
 
-    states: tuple[State, ...]
+    states: tuple[LimitState, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Nothing was taken. `state`: the meter that is in the way, the longest if several are. After `retry_after_s` the
-    same claim would be granted if nobody else came; None: never, it asks for more than the limit."""
+    """Nothing was taken. `state` is of the limit that is in the way, for the longest time if several are. After
+    `retry_after_s` seconds the same reservation would be granted if nobody else came; None: never, since it asks for
+    more than the limit."""
 
-    states: tuple[State, ...]
-    state: State
+    states: tuple[LimitState, ...]
+    state: LimitState
     requested: int
     retry_after_s: float | None
 
 
-class StoreDownError(Exception):
-    """The store cannot be reached. `retry_after_s`: when to ask again."""
+class LimitStoreDownError(Exception):
+    """The store cannot be reached. Ask again after `retry_after_s` seconds."""
 
     def __init__(self, retry_after_s: float = 1.0) -> None:
         super().__init__(retry_after_s)
         self.retry_after_s = retry_after_s
 
 
-class Store(Protocol):
+class LimitStore(Protocol):
     """Keeps the counts. Used from one event loop."""
 
-    async def reserve(self, claim: Claim) -> Grant | Refusal:
-        """Atomic over all meters. Cancelled half-way, it leaves nothing taken. Raises StoreDownError."""
+    async def reserve(self, reservation: Reservation) -> Grant | Refusal:
+        """Takes the amounts of all limits or of none. Cancelled half-way, it leaves nothing taken. Raises
+        LimitStoreDownError."""
 
-    def settle(self, claim: Claim, used: Amount) -> None:
-        """The claim has ended: its places are free at once, and what it holds beyond `used` is given back, wherever
-        in the window it was taken. Never blocks and never fails: a store out of reach hears of it later. A claim that
-        is not open (settled before, or returned because this process was thought dead) is left alone."""
+    def settle(self, reservation: Reservation, used: Amount) -> None:
+        """Ends the reservation: its CONCURRENT part is free at once, and what it holds beyond `used` is given back,
+        wherever in the window it was taken. Never blocks and never fails: a store out of reach hears of it later. A
+        reservation that is not open (settled before, or given up because this process seemed dead) is left alone."""
 
-    async def peek(self, meters: tuple[Meter, ...], org: str) -> tuple[State, ...]:
-        """The counts as known here, taking nothing. Raises StoreDownError."""
+    async def peek(self, limits: tuple[Limit, ...], org: str) -> tuple[LimitState, ...]:
+        """The counts as they are known here, without taking anything. Raises LimitStoreDownError."""
 
     async def close(self) -> None:
         """Tells the store what it has not heard yet."""

@@ -1,4 +1,4 @@
-"""A gateway's side of the hub: admits from leases where it can, asks where it must."""
+"""A gateway's side of the shared counters: admits from leases where it can, and asks where it must."""
 
 from __future__ import annotations
 
@@ -9,36 +9,47 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from deployments.limits.base import NOTHING, WINDOW_S, Amount, Claim, Grant, Kind, Meter, Refusal, State, StoreDownError
-from deployments.limits.hub import Answer, Report
+from deployments.limits.base import (
+    NOTHING,
+    WINDOW_S,
+    Amount,
+    Grant,
+    Limit,
+    LimitKind,
+    LimitState,
+    LimitStoreDownError,
+    Refusal,
+    Reservation,
+)
+from deployments.limits.shared_counters import GatewayReport, ReportAnswer
 
-_EVERY_S = 0.25  # how old the hub's knowledge may be, and how long a contended claim waits for others' leases
-_PATIENCE_S = 1.0  # for which a contended claim is asked again
-_MARGIN = 0.9  # of a lease's time: the rest is for clocks that do not run alike
+_EVERY_S = 0.25  # between reports: how old the shared counts may be, and how long contended reservations wait
+_PATIENCE_S = 1.0  # for which a contended reservation is asked for again
+_MARGIN = 0.9  # share of a lease's time that is used: the rest is for clocks that do not run alike
 
 _NO_LEASES: dict[str, int] = {}
 
 
 @dataclass(slots=True)
 class _Asked:
-    claim: Claim
+    reservation: Reservation
     until_s: float
     outcome: asyncio.Future[Grant | Refusal]
 
 
 @dataclass(slots=True)
 class _Peeked:
-    meters: tuple[Meter, ...]
-    states: asyncio.Future[tuple[State, ...]]
+    limits: tuple[Limit, ...]
+    states: asyncio.Future[tuple[LimitState, ...]]
 
 
 class LeasedStore:
-    """See base.Store. `ask` sends one report to the hub and raises StoreDownError. One report is under way at a time;
-    what comes up meanwhile goes with the next one."""
+    """A LimitStore. `ask` sends one report to the shared counters and raises LimitStoreDownError. One report is under
+    way at a time; what comes up meanwhile goes with the next one. `gateway`: a name that no other gateway has."""
 
     def __init__(
         self,
-        ask: Callable[[Report], Awaitable[Answer]],
+        ask: Callable[[GatewayReport], Awaitable[ReportAnswer]],
         gateway: str,
         lease_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -50,83 +61,87 @@ class LeasedStore:
         self._number = 0
         self._leases = _NO_LEASES
         self._leases_until_s = 0.0
-        self._used: dict[str, int] = {}  # of a meter, as the hub last said
+        self._used: dict[str, int] = {}  # of a limit, as was last answered
         self._spent: Counter[str] = Counter()  # from leases since
         self._open: set[str] = set()
-        self._opened: dict[str, Claim] = {}  # the hub does not know of these yet
+        self._opened: dict[str, Reservation] = {}  # not reported yet
         self._closed: list[tuple[str, Amount]] = []
         self._asked: list[_Asked] = []
         self._peeked: list[_Peeked] = []
-        self._lost: Report | None = None  # whether the hub got it is not known
+        self._lost: GatewayReport | None = None  # whether it arrived is not known
         self._wake = asyncio.Event()
-        self._pump: asyncio.Task[None] | None = None
+        self._reporting: asyncio.Task[None] | None = None
 
-    async def reserve(self, claim: Claim) -> Grant | Refusal:
-        self._start()
-        if self._covered(claim):
-            return self._admit(claim)
-        asked = _Asked(claim, self._clock() + _PATIENCE_S, asyncio.get_running_loop().create_future())
+    async def reserve(self, reservation: Reservation) -> Grant | Refusal:
+        """See LimitStore."""
+        self._start_reporting()
+        if self._covered(reservation):
+            return self._admit(reservation)
+        asked = _Asked(reservation, self._clock() + _PATIENCE_S, asyncio.get_running_loop().create_future())
         self._asked.append(asked)
         self._wake.set()
         try:
             return await asked.outcome
         except asyncio.CancelledError:
             if not asked.outcome.cancelled() and asked.outcome.exception() is None:
-                self.settle(claim, NOTHING)  # it was granted in the same moment
+                self.settle(reservation, NOTHING)  # it was granted in the same moment
             raise
 
-    def settle(self, claim: Claim, used: Amount) -> None:
-        if claim.id not in self._open:
+    def settle(self, reservation: Reservation, used: Amount) -> None:
+        """See LimitStore."""
+        if reservation.id not in self._open:
             return
-        self._open.discard(claim.id)
-        self._closed.append((claim.id, used))
+        self._open.discard(reservation.id)
+        self._closed.append((reservation.id, used))
         if not self._leases:
             self._wake.set()  # where there are no leases somebody may be waiting for this
             return
-        leased = claim.id in self._opened  # and the lease it came from is still here
-        for meter in claim.meters:
-            unused = claim.cost(meter.kind) - used.of(meter.kind)
-            self._spent[meter.name] -= unused
+        leased = reservation.id in self._opened  # and the lease it came from is still here
+        for limit in reservation.limits:
+            unused = reservation.cost(limit.kind) - used.of(limit.kind)
+            self._spent[limit.name] -= unused
             if leased:
-                self._leases[meter.name] = self._leases.get(meter.name, 0) + unused
+                self._leases[limit.name] = self._leases.get(limit.name, 0) + unused
 
-    async def peek(self, meters: tuple[Meter, ...], org: str) -> tuple[State, ...]:
-        self._start()
-        peeked = _Peeked(meters, asyncio.get_running_loop().create_future())
+    async def peek(self, limits: tuple[Limit, ...], org: str) -> tuple[LimitState, ...]:
+        """See LimitStore."""
+        self._start_reporting()
+        peeked = _Peeked(limits, asyncio.get_running_loop().create_future())
         self._peeked.append(peeked)
         self._wake.set()
         return await peeked.states
 
     async def close(self) -> None:
-        if self._pump is not None:
-            self._pump.cancel()
-            await asyncio.gather(self._pump, return_exceptions=True)
+        """See LimitStore."""
+        if self._reporting is not None:
+            self._reporting.cancel()
+            await asyncio.gather(self._reporting, return_exceptions=True)
         if self._opened or self._closed or self._leases or self._lost:
             await self._exchange()
 
-    def _covered(self, claim: Claim) -> bool:
+    def _covered(self, reservation: Reservation) -> bool:
         leases = self._leases
         if not leases or self._clock() >= self._leases_until_s:
             return False
-        return all(claim.cost(meter.kind) <= leases.get(meter.name, 0) for meter in claim.meters)
+        return all(reservation.cost(limit.kind) <= leases.get(limit.name, 0) for limit in reservation.limits)
 
-    def _admit(self, claim: Claim) -> Grant:
-        self._open.add(claim.id)
-        self._opened[claim.id] = claim
+    def _admit(self, reservation: Reservation) -> Grant:
+        self._open.add(reservation.id)
+        self._opened[reservation.id] = reservation
         states = []
-        for meter in claim.meters:
-            name, cost = meter.name, claim.cost(meter.kind)
+        for limit in reservation.limits:
+            name, cost = limit.name, reservation.cost(limit.kind)
             self._leases[name] -= cost
             self._spent[name] += cost
-            reset_s = 1.0 if meter.kind is Kind.CONCURRENT else WINDOW_S
-            states.append(State(meter, max(cost, self._used.get(name, 0) + self._spent[name]), reset_s))
+            reset_s = 1.0 if limit.kind is LimitKind.CONCURRENT else WINDOW_S
+            states.append(LimitState(limit, max(cost, self._used.get(name, 0) + self._spent[name]), reset_s))
         return Grant(tuple(states))
 
-    def _start(self) -> None:
-        if self._pump is None or self._pump.done():
-            self._pump = asyncio.create_task(self._run())
+    def _start_reporting(self) -> None:
+        if self._reporting is None or self._reporting.done():
+            self._reporting = asyncio.create_task(self._report_often())
 
-    async def _run(self) -> None:
+    async def _report_often(self) -> None:
         while True:
             busy = self._opened or self._closed or self._leases or self._asked or self._lost
             every_s = _EVERY_S if busy else self._lease_s / 4 if self._open else None
@@ -138,22 +153,22 @@ class LeasedStore:
                 await asyncio.sleep(_EVERY_S)
 
     async def _exchange(self) -> bool:
-        """One report and its answer. False: the hub cannot be reached; whoever waits has been told."""
+        """One report and its answer. False: the counters cannot be reached, and whoever waits has been told."""
         if self._lost is not None and not await self._repeat():
             self._fail(self._asked, self._peeked)
             self._asked, self._peeked = [], []
             return False
         asked, self._asked = [a for a in self._asked if not a.outcome.done()], []
         peeked, self._peeked = self._peeked, []
-        claims = tuple(a.claim for a in asked)
-        wanted = {m.name: m for claim in (*self._opened.values(), *claims) for m in claim.meters}
-        report = Report(
+        reservations = tuple(a.reservation for a in asked)
+        wanted = {m.name: m for reservation in (*self._opened.values(), *reservations) for m in reservation.limits}
+        report = GatewayReport(
             self._gateway,
             self._number,
             tuple(self._opened.values()),
             tuple(self._closed),
-            claims,
-            tuple(p.meters for p in peeked),
+            reservations,
+            tuple(p.limits for p in peeked),
             tuple(wanted.values()),
         )
         self._number += 1
@@ -164,26 +179,26 @@ class LeasedStore:
         except BaseException as error:
             self._lost = report
             self._fail(asked, peeked)
-            if isinstance(error, StoreDownError):
+            if isinstance(error, LimitStoreDownError):
                 return False
             raise
-        self._hear(answer, sent_s, asked, peeked)
+        self._on_answer(answer, sent_s, asked, peeked)
         return True
 
-    def _hear(self, answer: Answer, sent_s: float, asked: list[_Asked], peeked: list[_Peeked]) -> None:
+    def _on_answer(self, answer: ReportAnswer, sent_s: float, asked: list[_Asked], peeked: list[_Peeked]) -> None:
         self._leases = dict(answer.leases)
         self._leases_until_s = sent_s + self._lease_s * _MARGIN
         self._used = answer.used
         self._spent.clear()
         now_s = self._clock()
         for a, outcome in zip(asked, answer.outcomes, strict=True):
-            if a.claim.id in answer.contended and now_s < a.until_s and not a.outcome.done():
+            if a.reservation.id in answer.contended and now_s < a.until_s and not a.outcome.done():
                 self._asked.append(a)
                 continue
             if isinstance(outcome, Grant):
-                self._open.add(a.claim.id)
+                self._open.add(a.reservation.id)
                 if a.outcome.done():
-                    self.settle(a.claim, NOTHING)
+                    self.settle(a.reservation, NOTHING)
             if not a.outcome.done():
                 a.outcome.set_result(outcome)
         for p, states in zip(peeked, answer.peeks, strict=True):
@@ -191,13 +206,13 @@ class LeasedStore:
                 p.states.set_result(states)
 
     async def _repeat(self) -> bool:
-        """Sends the lost report again. Nobody waits for its claims any more: what it opens is closed."""
+        """Sends the lost report again. Nobody waits for its reservations any more: what it opens is closed."""
         assert self._lost is not None
         try:
             await self._ask(self._lost)
-        except StoreDownError:
+        except LimitStoreDownError:
             return False
-        self._closed += [(claim.id, NOTHING) for claim in self._lost.claims]
+        self._closed += [(reservation.id, NOTHING) for reservation in self._lost.reservations]
         self._lost = None
         return True
 
@@ -205,7 +220,7 @@ class LeasedStore:
     def _fail(asked: list[_Asked], peeked: list[_Peeked]) -> None:
         for a in asked:
             if not a.outcome.done():
-                a.outcome.set_exception(StoreDownError())
+                a.outcome.set_exception(LimitStoreDownError())
         for p in peeked:
             if not p.states.done():
-                p.states.set_exception(StoreDownError())
+                p.states.set_exception(LimitStoreDownError())

@@ -5,25 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from deployments.limits.base import Amount, Claim, Grant, Meter, Refusal, State
-from deployments.limits.book import Book
+from deployments.limits.base import Amount, Grant, Limit, LimitState, Refusal, Reservation
+from deployments.limits.counters import Counters
 
 
 class MemoryStore:
-    """See base.Store. Never out of reach."""
+    """A LimitStore that is never out of reach."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._book = Book()
+        self._counters = Counters()
 
-    async def reserve(self, claim: Claim) -> Grant | Refusal:
-        return self._book.reserve(claim, self._clock())
+    async def reserve(self, reservation: Reservation) -> Grant | Refusal:
+        """See LimitStore."""
+        return self._counters.reserve(reservation, self._clock())
 
-    def settle(self, claim: Claim, used: Amount) -> None:
-        self._book.settle(claim.id, used)
+    def settle(self, reservation: Reservation, used: Amount) -> None:
+        """See LimitStore."""
+        self._counters.settle(reservation.id, used)
 
-    async def peek(self, meters: tuple[Meter, ...], org: str) -> tuple[State, ...]:
-        return self._book.peek(meters, self._clock())
+    async def peek(self, limits: tuple[Limit, ...], org: str) -> tuple[LimitState, ...]:
+        """See LimitStore."""
+        return self._counters.peek(limits, self._clock())
 
     async def close(self) -> None:
-        pass
+        """See LimitStore."""

@@ -7,64 +7,79 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from deployments.limits.base import Amount, Claim, Grant, Meter, Refusal, State, Store, StoreDownError
+from deployments.limits.base import (
+    Amount,
+    Grant,
+    Limit,
+    LimitState,
+    LimitStore,
+    LimitStoreDownError,
+    Refusal,
+    Reservation,
+)
 from deployments.limits.memory import MemoryStore
 
 log = logging.getLogger("ray.serve")
 
 
-class Guarded:
-    """A store that asks `store`, and after a failure not again before the time the failure named. `gateways` None:
-    claims fail meanwhile. Else they are counted here, from nothing, each limit divided by that number of gateways: what
-    the store had counted is not known here, so a minute with an outage in it can hold up to twice a limit."""
+class OutageGuard:
+    """A LimitStore that asks `store`, and after a failure not again before the time that the failure named. Meanwhile
+    reservations fail if `gateways` is None. Else they are counted here, each limit divided by that number of gateways.
+    What the store had counted is not known here, so a minute with an outage in it can hold up to twice a limit."""
 
-    def __init__(self, store: Store, gateways: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, store: LimitStore, gateways: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._store = store
         self._gateways = gateways
         self._clock = clock
         self._local = MemoryStore(clock)
-        self._locals: set[str] = set()
+        self._counted_here: set[str] = set()
         self._down_until_s = 0.0
         self._down = False
 
-    async def reserve(self, claim: Claim) -> Grant | Refusal:
+    async def reserve(self, reservation: Reservation) -> Grant | Refusal:
+        """See LimitStore."""
         wait_s = self._down_until_s - self._clock()
         if wait_s <= 0:
             try:
-                outcome = await self._store.reserve(claim)
-            except StoreDownError as error:
-                self._went(down=True)
+                outcome = await self._store.reserve(reservation)
+            except LimitStoreDownError as error:
+                self._on_asked(down=True)
                 wait_s = error.retry_after_s
                 self._down_until_s = self._clock() + wait_s
             else:
-                self._went(down=False)
+                self._on_asked(down=False)
                 return outcome
         if self._gateways is None:
-            raise StoreDownError(wait_s)
-        self._locals.add(claim.id)
-        return await self._local.reserve(replace(claim, meters=self._shares(claim.meters)))
+            raise LimitStoreDownError(wait_s)
+        self._counted_here.add(reservation.id)
+        return await self._local.reserve(replace(reservation, limits=self._shares(reservation.limits)))
 
-    def settle(self, claim: Claim, used: Amount) -> None:
-        if claim.id in self._locals:
-            self._locals.discard(claim.id)
-            self._local.settle(claim, used)
+    def settle(self, reservation: Reservation, used: Amount) -> None:
+        """See LimitStore."""
+        if reservation.id in self._counted_here:
+            self._counted_here.discard(reservation.id)
+            self._local.settle(reservation, used)
         else:
-            self._store.settle(claim, used)
+            self._store.settle(reservation, used)
 
-    async def peek(self, meters: tuple[Meter, ...], org: str) -> tuple[State, ...]:
+    async def peek(self, limits: tuple[Limit, ...], org: str) -> tuple[LimitState, ...]:
+        """See LimitStore."""
         if self._clock() >= self._down_until_s:
-            return await self._store.peek(meters, org)
+            return await self._store.peek(limits, org)
         if self._gateways is None:
-            raise StoreDownError(self._down_until_s - self._clock())
-        return await self._local.peek(self._shares(meters), org)
+            raise LimitStoreDownError(self._down_until_s - self._clock())
+        return await self._local.peek(self._shares(limits), org)
 
     async def close(self) -> None:
+        """See LimitStore."""
         await self._store.close()
 
-    def _shares(self, meters: tuple[Meter, ...]) -> tuple[Meter, ...]:
-        return tuple(replace(meter, limit=max(1, meter.limit // (self._gateways or 1))) for meter in meters)
+    def _shares(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
+        return tuple(replace(limit, maximum=max(1, limit.maximum // (self._gateways or 1))) for limit in limits)
 
-    def _went(self, down: bool) -> None:
+    def _on_asked(self, down: bool) -> None:
         if down != self._down:
             self._down = down
             log.warning("the limit store is %s", "out of reach" if down else "back")

@@ -11,18 +11,18 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from deployments.limits.base import NOTHING, Amount, Claim, Grant, Meter, Refusal, State, StoreDownError
+from deployments.limits.base import NOTHING, Amount, Grant, Limit, LimitState, LimitStoreDownError, Refusal, Reservation
 from deployments.limits.redis_script import PEEK, RENEW, RESERVE, SETTLE
 
-_TIMEOUT_S = 1.0
-_PAUSE_S = 0.25  # after a failure
-_BATCH = 100
+_TIMEOUT_S = 1.0  # for one answer of the server; it takes less than a millisecond when it is well
+_PAUSE_S = 0.25  # after a failure, before ended reservations are sent again
+_BATCH = 100  # reservations in one command
 _DOWN = (RedisError, OSError, TimeoutError)
 
 
 class RedisStore:
-    """See base.Store. Open claims are renewed while this process lives; those of a dead one are given up after
-    `lease_s`, when their organisation next asks. `clock` in place of the server's is for tests."""
+    """A LimitStore. Open reservations are renewed while this process lives. Those of a dead process are given up after
+    `lease_s` seconds, when their organisation next asks. `clock` None: the server's own."""
 
     def __init__(self, url: str, lease_s: float, clock: Callable[[], float] | None = None) -> None:
         self._redis = Redis.from_url(url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S)
@@ -32,44 +32,48 @@ class RedisStore:
         self._peek = self._redis.register_script(PEEK)
         self._lease_s = lease_s
         self._clock = clock
-        self._open: dict[str, Claim] = {}
-        self._ended: list[tuple[Claim, Amount]] = []
+        self._open: dict[str, Reservation] = {}
+        self._ended: list[tuple[Reservation, Amount]] = []
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def reserve(self, claim: Claim) -> Grant | Refusal:
+    async def reserve(self, reservation: Reservation) -> Grant | Refusal:
+        """See LimitStore."""
         if not self._tasks:
-            self._tasks = [asyncio.create_task(self._tell()), asyncio.create_task(self._stay())]
-        self._open[claim.id] = claim
+            self._tasks = [asyncio.create_task(self._send_ended()), asyncio.create_task(self._keep_renewing())]
+        self._open[reservation.id] = reservation
         try:
-            answer = await self._reserve(*self._reserve_args(claim))
+            answer = await self._reserve(*self._reserve_args(reservation))
         except _DOWN:
-            self.settle(claim, NOTHING)  # it may have been granted all the same
-            raise StoreDownError from None
+            self.settle(reservation, NOTHING)  # it may have been granted all the same
+            raise LimitStoreDownError from None
         except BaseException:
-            self.settle(claim, NOTHING)
+            self.settle(reservation, NOTHING)
             raise
         fits, numbers = answer[0], answer[1:]
-        states = _states(claim.meters, numbers[0::3], numbers[1::3])
+        states = _states(reservation.limits, numbers[0::3], numbers[1::3])
         if fits:
             return Grant(states)
-        del self._open[claim.id]
-        return _refusal(claim, states, numbers[2::3])
+        del self._open[reservation.id]
+        return _refusal(reservation, states, numbers[2::3])
 
-    def settle(self, claim: Claim, used: Amount) -> None:
-        if self._open.pop(claim.id, None) is not None:
-            self._ended.append((claim, used))
+    def settle(self, reservation: Reservation, used: Amount) -> None:
+        """See LimitStore."""
+        if self._open.pop(reservation.id, None) is not None:
+            self._ended.append((reservation, used))
             self._wake.set()
 
-    async def peek(self, meters: tuple[Meter, ...], org: str) -> tuple[State, ...]:
-        keys = [_key(org, meter.name) for meter in meters]
+    async def peek(self, limits: tuple[Limit, ...], org: str) -> tuple[LimitState, ...]:
+        """See LimitStore."""
+        keys = [_key(org, limit.name) for limit in limits]
         try:
-            answer = await self._peek(keys, [self._now(), *(meter.kind.value for meter in meters)])
+            answer = await self._peek(keys, [self._now(), *(limit.kind.value for limit in limits)])
         except _DOWN:
-            raise StoreDownError from None
-        return _states(meters, answer[0::2], answer[1::2])
+            raise LimitStoreDownError from None
+        return _states(limits, answer[0::2], answer[1::2])
 
     async def close(self) -> None:
+        """See LimitStore."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -78,23 +82,27 @@ class RedisStore:
         await self._redis.aclose()
 
     async def renew(self) -> None:
-        """Says of all open claims that their gateway lives. Happens by itself, three times per `lease_s`."""
+        """Tells the server that who holds the open reservations lives. It happens by itself, three times per lease."""
         ids: dict[str, list[str]] = defaultdict(list)
-        for claim in self._open.values():
-            ids[claim.org].append(claim.id)
+        for reservation in self._open.values():
+            ids[reservation.org].append(reservation.id)
         for org, members in ids.items():
             for i in range(0, len(members), _BATCH):
                 await self._renew([_key(org, "leases")], [self._now(), self._lease_s, *members[i : i + _BATCH]])
 
-    def _reserve_args(self, claim: Claim) -> tuple[list[str], list[Any]]:
-        keys = [_key(claim.org, "open"), _key(claim.org, "leases"), *(_key(claim.org, m.name) for m in claim.meters)]
-        args: list[Any] = [self._now(), claim.id, self._lease_s]
-        for meter in claim.meters:
-            args += (meter.kind.value, meter.limit, claim.cost(meter.kind))
+    def _reserve_args(self, reservation: Reservation) -> tuple[list[str], list[Any]]:
+        keys = [
+            _key(reservation.org, "open"),
+            _key(reservation.org, "leases"),
+            *(_key(reservation.org, m.name) for m in reservation.limits),
+        ]
+        args: list[Any] = [self._now(), reservation.id, self._lease_s]
+        for limit in reservation.limits:
+            args += (limit.kind.value, limit.maximum, reservation.cost(limit.kind))
         return keys, args
 
-    async def _tell(self) -> None:
-        """Until cancelled: tells the server what has ended."""
+    async def _send_ended(self) -> None:
+        """Tells the server what has ended. Runs until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -107,14 +115,14 @@ class RedisStore:
     async def _flush(self) -> None:
         while batch := self._ended[:_BATCH]:
             async with self._redis.pipeline(transaction=False) as pipe:
-                for claim, used in batch:
-                    keys = [_key(claim.org, "open"), _key(claim.org, "leases")]
-                    await self._settle(keys, [claim.id, used.requests, used.tokens], client=pipe)
+                for reservation, used in batch:
+                    keys = [_key(reservation.org, "open"), _key(reservation.org, "leases")]
+                    await self._settle(keys, [reservation.id, used.requests, used.tokens], client=pipe)
                 await pipe.execute()
             del self._ended[: len(batch)]
 
-    async def _stay(self) -> None:
-        """Until cancelled: keeps what is open."""
+    async def _keep_renewing(self) -> None:
+        """Keeps alive what is open. Runs until cancelled."""
         while True:
             await asyncio.sleep(self._lease_s / 3)
             with suppress(*_DOWN):
@@ -128,15 +136,15 @@ def _key(org: str, name: str) -> str:
     return f"sluicegate:{{{org.replace('}', '%7D')}}}:{name}"
 
 
-def _states(meters: tuple[Meter, ...], used: list[int], reset_ms: list[int]) -> tuple[State, ...]:
-    return tuple(State(m, u, r / 1000) for m, u, r in zip(meters, used, reset_ms, strict=True))
+def _states(limits: tuple[Limit, ...], used: list[int], reset_ms: list[int]) -> tuple[LimitState, ...]:
+    return tuple(LimitState(m, u, r / 1000) for m, u, r in zip(limits, used, reset_ms, strict=True))
 
 
-def _refusal(claim: Claim, states: tuple[State, ...], wait_ms: list[int]) -> Refusal:
+def _refusal(reservation: Reservation, states: tuple[LimitState, ...], wait_ms: list[int]) -> Refusal:
     waits = [
-        float("inf") if claim.cost(s.meter.kind) > s.meter.limit else ms / 1000
+        float("inf") if reservation.cost(s.limit.kind) > s.limit.maximum else ms / 1000
         for s, ms in zip(states, wait_ms, strict=True)
     ]
     worst = max(range(len(waits)), key=waits.__getitem__)
     state, wait_s = states[worst], waits[worst]
-    return Refusal(states, state, claim.cost(state.meter.kind), None if wait_s == float("inf") else wait_s)
+    return Refusal(states, state, reservation.cost(state.limit.kind), None if wait_s == float("inf") else wait_s)

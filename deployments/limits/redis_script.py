@@ -1,9 +1,10 @@
-"""The Lua that runs inside Redis: window.py and book.py once more, one atomic script for each thing a store does.
+"""The Lua that runs inside Redis: window.py and counters.py once more, as one atomic script for each thing a store
+does. Python cannot run there, and anything but a script would need several round trips and a lock.
 
 Everything of one organisation carries its hash tag, so that it lies in one slot of a cluster. Keys, per organisation:
-`open`, a hash of claim id -> what it took; `leases`, a sorted set of claim ids by when they are given up unless
-renewed; and one hash per meter with `t`, the total, and for windows `o` and `n`, the oldest and newest slice, and one
-field per slice. Times are the server's, or the caller's where it gives one.
+`open`, a hash of reservation id to what it took; `leases`, a sorted set of reservation ids by the time at which they
+are given up unless renewed; and one hash for each limit with `t`, the total, and for windows `o` and `n`, the oldest
+and newest slice, and one field per slice. Times are the server's, or the caller's where it gives one.
 """
 
 from __future__ import annotations
@@ -123,8 +124,8 @@ end
 """
 )
 
-# KEYS: open, leases, meters. ARGV: now, claim id, lease_s, then kind, limit and cost of each meter.
-# Gives 1 or 0, then of each meter: used, ms until all is free, ms to wait (0: not in the way).
+# KEYS: open, leases, limits. ARGV: now, reservation id, lease_s, then kind, limit and cost of each limit.
+# Gives 1 or 0, then of each limit: used, ms until all is free, ms to wait (0: not in the way).
 RESERVE = (
     _PRELUDE
     + """
@@ -132,42 +133,42 @@ local now_s, id, fits = clock(ARGV[1]), ARGV[2], 1
 for _, dead in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', string.format('%.3f', now_s), 'LIMIT', 0, 100)) do
   settle(KEYS[1], KEYS[2], dead, 0, 0)
 end
-local meters = {}
+local limits = {}
 for i = 3, #KEYS do
   local at = 4 + (i - 3) * 3
-  local meter = {key = KEYS[i], kind = ARGV[at], cost = tonumber(ARGV[at + 2]), wait = 0}
-  meter.used = used(meter.key, meter.kind, now_s)
-  local excess = meter.used + meter.cost - tonumber(ARGV[at + 1])
-  if meter.cost > 0 and excess > 0 then
+  local limit = {key = KEYS[i], kind = ARGV[at], cost = tonumber(ARGV[at + 2]), wait = 0}
+  limit.used = used(limit.key, limit.kind, now_s)
+  local excess = limit.used + limit.cost - tonumber(ARGV[at + 1])
+  if limit.cost > 0 and excess > 0 then
     fits = 0
-    meter.wait = math.max(1, wait_ms(meter.key, meter.kind, excess, now_s))
+    limit.wait = math.max(1, wait_ms(limit.key, limit.kind, excess, now_s))
   end
-  meters[#meters + 1] = meter
+  limits[#limits + 1] = limit
 end
 if fits == 1 then
   local record = {}
-  for _, meter in ipairs(meters) do
-    local mark = add(meter.key, meter.kind, meter.cost, now_s)
-    meter.used = meter.used + meter.cost
-    record[#record + 1] = {meter.key, meter.kind, meter.cost, mark}
+  for _, limit in ipairs(limits) do
+    local mark = add(limit.key, limit.kind, limit.cost, now_s)
+    limit.used = limit.used + limit.cost
+    record[#record + 1] = {limit.key, limit.kind, limit.cost, mark}
   end
   redis.call('HSET', KEYS[1], id, cjson.encode(record))
   redis.call('ZADD', KEYS[2], string.format('%.3f', now_s + tonumber(ARGV[3])), id)
 end
 local answer = {fits}
-for _, meter in ipairs(meters) do
-  answer[#answer + 1] = meter.used
-  answer[#answer + 1] = reset_ms(meter.key, meter.kind, now_s)
-  answer[#answer + 1] = meter.wait
+for _, limit in ipairs(limits) do
+  answer[#answer + 1] = limit.used
+  answer[#answer + 1] = reset_ms(limit.key, limit.kind, now_s)
+  answer[#answer + 1] = limit.wait
 end
 return answer
 """
 )
 
-# KEYS: open, leases. ARGV: claim id, requests used, tokens used.
+# KEYS: open, leases. ARGV: reservation id, requests used, tokens used.
 SETTLE = _PRELUDE + "settle(KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]))\n"
 
-# KEYS: leases. ARGV: now, lease_s, claim ids.
+# KEYS: leases. ARGV: now, lease_s, reservation ids.
 RENEW = (
     _PRELUDE
     + """
@@ -176,7 +177,7 @@ for i = 3, #ARGV do redis.call('ZADD', KEYS[1], 'XX', until_s, ARGV[i]) end
 """
 )
 
-# KEYS: meters. ARGV: now, then the kind of each. Gives of each meter: used, ms until all is free.
+# KEYS: limits. ARGV: now, then the kind of each. Gives of each limit: used, ms until all is free.
 PEEK = (
     _PRELUDE
     + """

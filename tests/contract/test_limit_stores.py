@@ -1,4 +1,4 @@
-"""What every limit store promises. A new entry of STORES is tested by standing there; helpers_limits makes it."""
+"""What every limit store promises. A new name in STORES is tested by standing there; helpers_limits makes it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import redis
-from helpers_limits import LEASE_S, Bench, bench, claim, meter, redis_server
+from helpers_limits import LEASE_S, Bench, bench, make_limit, make_reservation, redis_server
 
 from deployments.config.limits import STORES
-from deployments.limits.base import NOTHING, Amount, Claim, Grant, Kind, Refusal, Store
-from deployments.limits.book import Book
+from deployments.limits.base import NOTHING, Amount, Grant, LimitKind, LimitStore, Refusal, Reservation
+from deployments.limits.counters import Counters
 
-REQUESTS, TOKENS, CONCURRENT = Kind.REQUESTS, Kind.TOKENS, Kind.CONCURRENT
+REQUESTS, TOKENS, CONCURRENT = LimitKind.REQUESTS, LimitKind.TOKENS, LimitKind.CONCURRENT
 SHARED = [name for name in STORES if name != "memory"]
 
 
@@ -25,9 +25,12 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-async def made(request: pytest.FixtureRequest, redis_url: str) -> AsyncIterator[Bench]:
-    with redis.Redis.from_url(redis_url) as client:
-        client.flushall()
+async def made(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+    redis_url = ""
+    if request.param == "redis":
+        redis_url = request.getfixturevalue("redis_url")
+        with redis.Redis.from_url(redis_url) as client:
+            client.flushall()
     async with bench(request.param, redis_url) as ready:
         yield ready
 
@@ -36,12 +39,12 @@ every_store = pytest.mark.parametrize("made", STORES, indirect=True)
 shared_stores = pytest.mark.parametrize("made", SHARED, indirect=True)
 
 
-async def used(store: Store, one: Claim, kind: Kind) -> list[int]:
-    states = await store.peek(one.meters, one.org)
-    return [state.used for state in states if state.meter.kind is kind]
+async def used(store: LimitStore, one: Reservation, kind: LimitKind) -> list[int]:
+    states = await store.peek(one.limits, one.org)
+    return [state.used for state in states if state.limit.kind is kind]
 
 
-async def until_used(store: Store, one: Claim, kind: Kind, expected: int) -> None:
+async def until_used(store: LimitStore, one: Reservation, kind: LimitKind, expected: int) -> None:
     """Settlements may reach a shared store a moment later."""
     for _ in range(500):
         if await used(store, one, kind) == [expected]:
@@ -52,26 +55,26 @@ async def until_used(store: Store, one: Claim, kind: Kind, expected: int) -> Non
 
 @every_store
 async def test_grants_up_to_the_limit_and_again_when_it_said(made: Bench) -> None:
-    store, limit = made.gateway(), meter(REQUESTS, 3)
+    store, limit = made.gateway(), make_limit(REQUESTS, 3)
     for left in (2, 1, 0):
-        outcome = await store.reserve(claim(limit))
+        outcome = await store.reserve(make_reservation(limit))
         assert isinstance(outcome, Grant) and outcome.states[0].remaining == left
         await made.advance(0.5)
-    refused = await store.reserve(claim(limit))
+    refused = await store.reserve(make_reservation(limit))
     assert isinstance(refused, Refusal)
-    assert refused.state.meter == limit and refused.state.used == 3 and refused.requested == 1
+    assert refused.state.limit == limit and refused.state.used == 3 and refused.requested == 1
     assert refused.retry_after_s is not None and 58 < refused.retry_after_s <= 60.2
     await made.advance(refused.retry_after_s - 0.2)
-    assert isinstance(await store.reserve(claim(limit)), Refusal)
+    assert isinstance(await store.reserve(make_reservation(limit)), Refusal)
     await made.advance(0.2)
-    assert isinstance(await store.reserve(claim(limit)), Grant)
-    assert isinstance(await store.reserve(claim(limit)), Refusal)
+    assert isinstance(await store.reserve(make_reservation(limit)), Grant)
+    assert isinstance(await store.reserve(make_reservation(limit)), Refusal)
 
 
 @every_store
 async def test_reset_is_when_all_is_free(made: Bench) -> None:
-    store, limit = made.gateway(), meter(TOKENS, 100)
-    outcome = await store.reserve(claim(limit, tokens=60))
+    store, limit = made.gateway(), make_limit(TOKENS, 100)
+    outcome = await store.reserve(make_reservation(limit, tokens=60))
     (state,) = await store.peek((limit,), "acme")
     assert isinstance(outcome, Grant) and (state.used, state.remaining) == (60, 40)
     assert 59 < state.reset_s <= 60.2
@@ -82,8 +85,8 @@ async def test_reset_is_when_all_is_free(made: Bench) -> None:
 
 @every_store
 async def test_settling_gives_back_what_was_not_used(made: Bench) -> None:
-    store, limit = made.gateway(), meter(TOKENS, 100)
-    first, second = claim(limit, tokens=90), claim(limit, tokens=80)
+    store, limit = made.gateway(), make_limit(TOKENS, 100)
+    first, second = make_reservation(limit, tokens=90), make_reservation(limit, tokens=80)
     assert isinstance(await store.reserve(first), Grant)
     assert isinstance(await store.reserve(second), Refusal)
     store.settle(first, Amount(1, 20))
@@ -96,8 +99,8 @@ async def test_settling_gives_back_what_was_not_used(made: Bench) -> None:
 
 @every_store
 async def test_what_is_settled_after_its_minute_gives_nothing_back(made: Bench) -> None:
-    store, limit = made.gateway(), meter(TOKENS, 100)
-    slow, quick = claim(limit, tokens=90), claim(limit, tokens=70)
+    store, limit = made.gateway(), make_limit(TOKENS, 100)
+    slow, quick = make_reservation(limit, tokens=90), make_reservation(limit, tokens=70)
     assert isinstance(await store.reserve(slow), Grant)
     await made.advance(61)
     assert isinstance(await store.reserve(quick), Grant)
@@ -108,11 +111,11 @@ async def test_what_is_settled_after_its_minute_gives_nothing_back(made: Bench) 
 
 @every_store
 async def test_places_are_free_at_the_end(made: Bench) -> None:
-    store, limit = made.gateway(), meter(CONCURRENT, 2)
-    running = [claim(limit), claim(limit)]
+    store, limit = made.gateway(), make_limit(CONCURRENT, 2)
+    running = [make_reservation(limit), make_reservation(limit)]
     for one in running:
         assert isinstance(await store.reserve(one), Grant)
-    refused = await store.reserve(claim(limit))
+    refused = await store.reserve(make_reservation(limit))
     assert isinstance(refused, Refusal) and refused.retry_after_s == 1.0
     for one in running:
         store.settle(one, NOTHING)
@@ -122,29 +125,29 @@ async def test_places_are_free_at_the_end(made: Bench) -> None:
 @every_store
 async def test_all_or_nothing_over_levels(made: Bench) -> None:
     store = made.gateway()
-    key = (meter(REQUESTS, 5), meter(TOKENS, 1000), meter(CONCURRENT, 5))
-    org = (meter(TOKENS, 100, "org:acme"),)
-    assert isinstance(await store.reserve(claim(*key, *org, tokens=80)), Grant)
-    refused = await store.reserve(claim(*key, *org, tokens=40))
-    assert isinstance(refused, Refusal) and refused.state.meter == org[0] and refused.state.used == 80
+    key = (make_limit(REQUESTS, 5), make_limit(TOKENS, 1000), make_limit(CONCURRENT, 5))
+    org = (make_limit(TOKENS, 100, "org:acme"),)
+    assert isinstance(await store.reserve(make_reservation(*key, *org, tokens=80)), Grant)
+    refused = await store.reserve(make_reservation(*key, *org, tokens=40))
+    assert isinstance(refused, Refusal) and refused.state.limit == org[0] and refused.state.used == 80
     states = await store.peek(key + org, "acme")
     assert [state.used for state in states] == [1, 80, 1, 80]
 
 
 @every_store
 async def test_what_can_never_fit_is_told_so(made: Bench) -> None:
-    store, limit = made.gateway(), meter(TOKENS, 100)
-    await store.reserve(claim(limit, tokens=99))
-    refused = await store.reserve(claim(limit, meter(REQUESTS, 9), tokens=101))
+    store, limit = made.gateway(), make_limit(TOKENS, 100)
+    await store.reserve(make_reservation(limit, tokens=99))
+    refused = await store.reserve(make_reservation(limit, make_limit(REQUESTS, 9), tokens=101))
     assert isinstance(refused, Refusal) and refused.retry_after_s is None
-    assert refused.state.meter == limit and refused.requested == 101
-    assert isinstance(await store.reserve(claim(limit, tokens=1)), Grant)
+    assert refused.state.limit == limit and refused.requested == 101
+    assert isinstance(await store.reserve(make_reservation(limit, tokens=1)), Grant)
 
 
 @every_store
 async def test_two_hundred_at_once_get_all_of_it_and_no_more(made: Bench) -> None:
-    store, limits = made.gateway(), (meter(TOKENS, 1000), meter(TOKENS, 5000, "org:acme"))
-    outcomes = await asyncio.gather(*(store.reserve(claim(*limits, tokens=30)) for _ in range(200)))
+    store, limits = made.gateway(), (make_limit(TOKENS, 1000), make_limit(TOKENS, 5000, "org:acme"))
+    outcomes = await asyncio.gather(*(store.reserve(make_reservation(*limits, tokens=30)) for _ in range(200)))
     assert sum(isinstance(outcome, Grant) for outcome in outcomes) == 33
     states = await store.peek(limits, "acme")
     assert [state.used for state in states] == [990, 990]
@@ -152,35 +155,36 @@ async def test_two_hundred_at_once_get_all_of_it_and_no_more(made: Bench) -> Non
 
 @shared_stores
 async def test_gateways_share_a_limit_exactly(made: Bench) -> None:
-    gateways, limit = [made.gateway() for _ in range(4)], meter(TOKENS, 1000)
+    gateways, limit = [made.gateway() for _ in range(4)], make_limit(TOKENS, 1000)
     for gateway in gateways:  # each has a lease now, if the store leases
-        assert isinstance(await gateway.reserve(claim(limit, tokens=5)), Grant)
-    outcomes = await asyncio.gather(*(g.reserve(claim(limit, tokens=7)) for g in gateways for _ in range(50)))
+        assert isinstance(await gateway.reserve(make_reservation(limit, tokens=5)), Grant)
+    outcomes = await asyncio.gather(
+        *(g.reserve(make_reservation(limit, tokens=7)) for g in gateways for _ in range(50))
+    )
     granted = 20 + 7 * sum(isinstance(outcome, Grant) for outcome in outcomes)
     assert 993 < granted <= 1000
-    assert await used(gateways[0], claim(limit), TOKENS) == [granted]
+    assert await used(gateways[0], make_reservation(limit), TOKENS) == [granted]
 
 
 @shared_stores
 async def test_what_a_killed_gateway_held_is_free_after_the_lease_time(made: Bench) -> None:
     dying, living = made.gateway(), made.gateway()
-    limits = (meter(TOKENS, 1000), meter(CONCURRENT, 1))
-    assert isinstance(await dying.reserve(claim(*limits, tokens=900)), Grant)
+    limits = (make_limit(TOKENS, 1000), make_limit(CONCURRENT, 1))
+    assert isinstance(await dying.reserve(make_reservation(*limits, tokens=900)), Grant)
     await dying.peek(limits, "acme")
     made.kill(dying)
     await made.advance(LEASE_S - 0.5, alive=(living,))
-    assert isinstance(await living.reserve(claim(*limits, tokens=900)), Refusal)
+    assert isinstance(await living.reserve(make_reservation(*limits, tokens=900)), Refusal)
     await made.advance(0.6, alive=(living,))
-    assert isinstance(await living.reserve(claim(*limits, tokens=900)), Grant)
-    made.stores.remove(dying)
+    assert isinstance(await living.reserve(make_reservation(*limits, tokens=900)), Grant)
 
 
 @every_store
 async def test_a_cancelled_reservation_leaves_nothing(made: Bench) -> None:
-    store, limits = made.gateway(), (meter(TOKENS, 1000), meter(CONCURRENT, 100))
+    store, limits = made.gateway(), (make_limit(TOKENS, 1000), make_limit(CONCURRENT, 100))
     draw = random.Random(1)
     for _ in range(40):
-        task = asyncio.ensure_future(store.reserve(one := claim(*limits, tokens=10)))
+        task = asyncio.ensure_future(store.reserve(one := make_reservation(*limits, tokens=10)))
         for _ in range(draw.randrange(12)):
             await asyncio.sleep(0)
         if not task.cancel():
@@ -188,34 +192,39 @@ async def test_a_cancelled_reservation_leaves_nothing(made: Bench) -> None:
         result = (await asyncio.gather(task, return_exceptions=True))[0]
         if isinstance(result, Grant):
             store.settle(one, NOTHING)
-    probe = claim(*limits)
+    probe = make_reservation(*limits)
     await until_used(store, probe, CONCURRENT, 0)
     await until_used(store, probe, TOKENS, 0)
 
 
 @every_store
-async def test_any_history_goes_as_in_the_book(made: Bench) -> None:
-    """The arithmetic is the book's in every store: same verdicts, same waits, same counts."""
-    store, book, draw = made.gateway(), Book(), random.Random(7)
-    limits = (meter(REQUESTS, 12), meter(TOKENS, 300), meter(CONCURRENT, 4), meter(TOKENS, 500, "org:acme"))
-    open_claims: list[Claim] = []
+async def test_any_history_goes_as_in_counters(made: Bench) -> None:
+    """The arithmetic is the counters's in every store: same verdicts, same waits, same counts."""
+    store, counters, draw = made.gateway(), Counters(), random.Random(7)
+    limits = (
+        make_limit(REQUESTS, 12),
+        make_limit(TOKENS, 300),
+        make_limit(CONCURRENT, 4),
+        make_limit(TOKENS, 500, "org:acme"),
+    )
+    open_reservations: list[Reservation] = []
     for _ in range(150):
         await made.advance(draw.choice((0.0, 0.0, 0.05, 0.3, 2.0, 7.0)))
-        if open_claims and draw.random() < 0.5:
-            ending = open_claims.pop(draw.randrange(len(open_claims)))
+        if open_reservations and draw.random() < 0.5:
+            ending = open_reservations.pop(draw.randrange(len(open_reservations)))
             spent = Amount(draw.randrange(2), draw.randrange(ending.amount.tokens + 1))
             store.settle(ending, spent)
-            book.settle(ending.id, spent)
+            counters.settle(ending.id, spent)
         else:
-            one = claim(*limits, tokens=draw.randrange(1, 120))
-            outcome, expected = await store.reserve(one), book.reserve(one, made.clock.now_s)
+            one = make_reservation(*limits, tokens=draw.randrange(1, 120))
+            outcome, expected = await store.reserve(one), counters.reserve(one, made.clock.now_s)
             assert type(outcome) is type(expected)
             if isinstance(outcome, Refusal) and isinstance(expected, Refusal):
-                assert outcome.state.meter == expected.state.meter
+                assert outcome.state.limit == expected.state.limit
                 assert outcome.retry_after_s == pytest.approx(expected.retry_after_s, abs=0.003)
             else:
-                open_claims.append(one)
-        expected_used = [state.used for state in book.peek(limits, made.clock.now_s)]
+                open_reservations.append(one)
+        expected_used = [state.used for state in counters.peek(limits, made.clock.now_s)]
         for _ in range(500):
             if [state.used for state in await store.peek(limits, "acme")] == expected_used:
                 break
@@ -225,21 +234,21 @@ async def test_any_history_goes_as_in_the_book(made: Bench) -> None:
 
 @every_store
 async def test_a_clock_that_steps_back_locks_nobody_out_for_more_than_a_minute(made: Bench) -> None:
-    store, limit = made.gateway(), meter(TOKENS, 100)
-    one = claim(limit, tokens=100)
+    store, limit = made.gateway(), make_limit(TOKENS, 100)
+    one = make_reservation(limit, tokens=100)
     assert isinstance(await store.reserve(one), Grant)
     store.settle(one, one.amount)
     await store.peek((limit,), "acme")
     made.clock.now_s -= 30
-    refused = await store.reserve(claim(limit, tokens=1))
+    refused = await store.reserve(make_reservation(limit, tokens=1))
     assert isinstance(refused, Refusal) and refused.retry_after_s is not None and refused.retry_after_s <= 60.2
     await made.advance(refused.retry_after_s)
-    assert isinstance(await store.reserve(claim(limit, tokens=100)), Grant)
+    assert isinstance(await store.reserve(make_reservation(limit, tokens=100)), Grant)
 
 
 @every_store
 async def test_open_claims_stay_open_while_the_gateway_lives(made: Bench) -> None:
-    store, limit = made.gateway(), meter(CONCURRENT, 1)
-    assert isinstance(await store.reserve(claim(limit)), Grant)
+    store, limit = made.gateway(), make_limit(CONCURRENT, 1)
+    assert isinstance(await store.reserve(make_reservation(limit)), Grant)
     await made.advance(LEASE_S * 4)
-    assert isinstance(await store.reserve(claim(limit)), Refusal)
+    assert isinstance(await store.reserve(make_reservation(limit)), Refusal)

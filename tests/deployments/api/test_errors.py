@@ -10,7 +10,7 @@ import pytest
 from deployments.accounts.errors import BudgetExhaustedError, KeyRefusedError, MissingScopeError
 from deployments.accounts.records import DatabaseDownError
 from deployments.api.errors import ApiError, from_exception
-from deployments.limits.base import StoreDownError
+from deployments.limits.base import LimitStoreDownError
 from deployments.routing.errors import (
     ModelStartError,
     ModelUnavailableError,
@@ -57,7 +57,7 @@ TABLE: list[tuple[Exception, int, str, str | None, str | None, dict[str, str]]] 
         {"retry-after": "8", "x-should-retry": "false"},
     ),
     (DatabaseDownError("x"), 503, UNAVAILABLE, None, "accounts_unavailable", soon(1000)),
-    (StoreDownError(2.5), 503, UNAVAILABLE, None, "limits_unavailable", soon(2500)),
+    (LimitStoreDownError(2.5), 503, UNAVAILABLE, None, "limits_unavailable", soon(2500)),
     (ContextLengthError("long", "messages"), 400, "invalid_request_error", "messages", "context_length_exceeded", {}),
     (InvalidRequestError("bad", "stop"), 400, "invalid_request_error", "stop", None, {}),
     (

@@ -20,7 +20,7 @@ from deployments.api.rate_limiter import RateLimiter
 from deployments.config.gateway import GatewayConfig
 from deployments.config.tiers import Tier
 from deployments.gateway.app import create_app
-from deployments.limits.base import Claim, Grant, Meter, Refusal, State, StoreDownError
+from deployments.limits.base import Grant, Limit, LimitState, LimitStoreDownError, Refusal, Reservation
 from deployments.limits.memory import MemoryStore
 from deployments.routing.errors import ModelUnavailableError, ReplicaLostError
 from engine.errors import InvalidRequestError
@@ -70,19 +70,19 @@ class Desk:
 
 
 class Watched(MemoryStore):
-    """Remembers the meters it was asked about."""
+    """Remembers the limits it was asked about."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        self.meters: dict[str, Meter] = {}
+        self.limits: dict[str, Limit] = {}
 
-    async def reserve(self, claim: Claim) -> Grant | Refusal:
-        self.meters.update({meter.name: meter for meter in claim.meters})
-        return await super().reserve(claim)
+    async def reserve(self, reservation: Reservation) -> Grant | Refusal:
+        self.limits.update({limit.name: limit for limit in reservation.limits})
+        return await super().reserve(reservation)
 
     async def used(self) -> dict[str, int]:
-        states = await self.peek(tuple(self.meters.values()), "acme")
-        return {state.meter.kind.value: state.used for state in states}
+        states = await self.peek(tuple(self.limits.values()), "acme")
+        return {state.limit.kind.value: state.used for state in states}
 
 
 async def test_all_six_headers_on_every_answer_of_a_known_tenant() -> None:
@@ -350,11 +350,11 @@ async def test_mistakes_use_up_requests() -> None:
 
 async def test_a_store_out_of_reach_is_a_503_with_a_time() -> None:
     class Down(MemoryStore):
-        async def reserve(self, claim: Claim) -> Grant | Refusal:
-            raise StoreDownError(2.5)
+        async def reserve(self, reservation: Reservation) -> Grant | Refusal:
+            raise LimitStoreDownError(2.5)
 
-        async def peek(self, meters: tuple[Meter, ...], org: str) -> tuple[State, ...]:
-            raise StoreDownError
+        async def peek(self, limits: tuple[Limit, ...], org: str) -> tuple[LimitState, ...]:
+            raise LimitStoreDownError
 
     settings = config()
     async with client(FakeBackend(), settings, limiter=RateLimiter(settings, Down())) as http:

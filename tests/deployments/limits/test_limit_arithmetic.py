@@ -1,20 +1,25 @@
-"""The sliding minute against a plain log of everything admitted, and the book's promises."""
+"""The sliding minute against a plain log of everything admitted, and what Counters promise."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from helpers_limits import claim, meter
+from helpers_limits import make_limit, make_reservation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.limits.base import NOTHING, Amount, Claim, Grant, Kind, Refusal
-from deployments.limits.book import Book
-from deployments.limits.window import Window
+from deployments.limits.base import NOTHING, Amount, Grant, LimitKind, Refusal, Reservation
+from deployments.limits.counters import Counters
+from deployments.limits.window import SlidingWindow
 
-REQUESTS, TOKENS, CONCURRENT = Kind.REQUESTS, Kind.TOKENS, Kind.CONCURRENT
-LIMITS = (meter(REQUESTS, 6), meter(TOKENS, 100), meter(CONCURRENT, 3), meter(TOKENS, 150, "org:acme"))
+REQUESTS, TOKENS, CONCURRENT = LimitKind.REQUESTS, LimitKind.TOKENS, LimitKind.CONCURRENT
+LIMITS = (
+    make_limit(REQUESTS, 6),
+    make_limit(TOKENS, 100),
+    make_limit(CONCURRENT, 3),
+    make_limit(TOKENS, 150, "org:acme"),
+)
 
 STEPS = st.lists(
     st.tuples(
@@ -35,14 +40,14 @@ def most_in_a_minute(log: list[tuple[float, int]]) -> int:
 @settings(max_examples=300)
 @given(STEPS)
 def test_no_minute_holds_more_than_the_limit_and_nothing_that_fits_is_refused(steps: list[Any]) -> None:
-    book, now_s = Book(), 1000.0
-    held: dict[str, tuple[float, Claim, int]] = {}  # when, who, how much still counts
-    running: list[Claim] = []
+    counters, now_s = Counters(), 1000.0
+    held: dict[str, tuple[float, Reservation, int]] = {}  # when, who, how much still counts
+    running: list[Reservation] = []
     for passed_s, (what, number, spent) in steps:
         now_s += passed_s
         if what == "ask":
-            one = claim(*LIMITS, tokens=number)
-            outcome = book.reserve(one, now_s)
+            one = make_reservation(*LIMITS, tokens=number)
+            outcome = counters.reserve(one, now_s)
             if isinstance(outcome, Grant):
                 held[one.id] = (now_s, one, number)
                 running.append(one)
@@ -56,34 +61,38 @@ def test_no_minute_holds_more_than_the_limit_and_nothing_that_fits_is_refused(st
             one = running.pop(number % len(running))
             at_s, _, reserved = held[one.id]
             used = min(spent, reserved)
-            book.settle(one.id, Amount(1, used))
+            counters.settle(one.id, Amount(1, used))
             held[one.id] = (at_s, one, used)
         log = [(at_s, amount) for at_s, _, amount in held.values()]
         assert most_in_a_minute(log) <= 100
         assert most_in_a_minute([(at_s, 1) for at_s, _ in log]) <= 6
         assert len(running) <= 3
-        states = book.peek(LIMITS, now_s)
-        assert all(0 <= state.used <= state.meter.limit for state in states)
+        states = counters.peek(LIMITS, now_s)
+        assert all(0 <= state.used <= state.limit.maximum for state in states)
         assert states[2].used == len(running)
 
 
 @settings(max_examples=200)
 @given(st.lists(st.tuples(st.floats(0, 3), st.integers(1, 40)), min_size=1, max_size=40), st.integers(1, 100))
 def test_a_refusal_says_exactly_when(history: list[tuple[float, int]], wanted: int) -> None:
-    limit, now_s, book = meter(TOKENS, 100), 50.0, Book()
+    limit, now_s, counters = make_limit(TOKENS, 100), 50.0, Counters()
     for passed_s, tokens in history:
         now_s += passed_s
-        book.reserve(claim(limit, tokens=tokens), now_s)
-    outcome = book.reserve(claim(limit, tokens=wanted), now_s)
+        counters.reserve(make_reservation(limit, tokens=tokens), now_s)
+    outcome = counters.reserve(make_reservation(limit, tokens=wanted), now_s)
     if isinstance(outcome, Refusal):
         assert outcome.retry_after_s is not None and 0 < outcome.retry_after_s <= 60.11
-        assert isinstance(book.reserve(claim(limit, tokens=wanted), now_s + outcome.retry_after_s - 0.11), Refusal)
-        assert isinstance(book.reserve(claim(limit, tokens=wanted), now_s + outcome.retry_after_s), Grant)
+        assert isinstance(
+            counters.reserve(make_reservation(limit, tokens=wanted), now_s + outcome.retry_after_s - 0.11), Refusal
+        )
+        assert isinstance(
+            counters.reserve(make_reservation(limit, tokens=wanted), now_s + outcome.retry_after_s), Grant
+        )
 
 
 @given(st.floats(-1e5, 1e5), st.integers(1, 50))
 def test_a_clock_that_steps_counts_nothing_for_more_than_a_minute(step_s: float, number: int) -> None:
-    window, now_s = Window(), 1e6
+    window, now_s = SlidingWindow(), 1e6
     for i in range(number):
         window.add(1, now_s + i * 0.3)
     now_s += number * 0.3 + step_s
@@ -93,36 +102,36 @@ def test_a_clock_that_steps_counts_nothing_for_more_than_a_minute(step_s: float,
 
 def test_requests_and_tokens_have_clocks_of_their_own() -> None:
     """Nine requests of 38 tokens, each minute, under 10 RPM and 380 TPM: all of them fit."""
-    book, limits = Book(), (meter(REQUESTS, 10), meter(TOKENS, 380))
+    counters, limits = Counters(), (make_limit(REQUESTS, 10), make_limit(TOKENS, 380))
     for now_s in (0.0, 61.0, 122.0):
         for _ in range(9):
-            assert isinstance(book.reserve(claim(*limits, tokens=38), now_s), Grant)
+            assert isinstance(counters.reserve(make_reservation(*limits, tokens=38), now_s), Grant)
 
 
 def test_a_request_refused_for_its_place_costs_no_request() -> None:
-    book, limits = Book(), (meter(REQUESTS, 2), meter(CONCURRENT, 1))
-    first, second, third = (claim(*limits) for _ in range(3))
-    assert isinstance(book.reserve(first, 0.0), Grant)
-    refused = book.reserve(second, 0.0)
-    assert isinstance(refused, Refusal) and refused.state.meter.kind is CONCURRENT
-    book.settle(first.id, Amount(1, 0))
-    outcome = book.reserve(third, 0.0)
+    counters, limits = Counters(), (make_limit(REQUESTS, 2), make_limit(CONCURRENT, 1))
+    first, second, third = (make_reservation(*limits) for _ in range(3))
+    assert isinstance(counters.reserve(first, 0.0), Grant)
+    refused = counters.reserve(second, 0.0)
+    assert isinstance(refused, Refusal) and refused.state.limit.kind is CONCURRENT
+    counters.settle(first.id, Amount(1, 0))
+    outcome = counters.reserve(third, 0.0)
     assert isinstance(outcome, Grant) and outcome.states[0].used == 2
 
 
 def test_idle_meters_are_forgotten() -> None:
-    book = Book()
+    counters = Counters()
     for i in range(100):
-        one = claim(meter(TOKENS, 10, f"key:{i}"), tokens=3)
-        book.reserve(one, float(i) / 100)
-        book.settle(one.id, NOTHING if i % 2 else Amount(1, 3))
-    book.reserve(claim(meter(TOKENS, 10), tokens=1), 200.0)
-    assert len(book._counters) == 1
+        one = make_reservation(make_limit(TOKENS, 10, f"key:{i}"), tokens=3)
+        counters.reserve(one, float(i) / 100)
+        counters.settle(one.id, NOTHING if i % 2 else Amount(1, 3))
+    counters.reserve(make_reservation(make_limit(TOKENS, 10), tokens=1), 200.0)
+    assert counters.names == {make_limit(TOKENS, 10).name}
 
 
 def test_a_lowered_limit_holds_for_what_was_admitted_before() -> None:
-    book = Book()
-    assert isinstance(book.reserve(claim(meter(TOKENS, 100), tokens=80), 0.0), Grant)
-    refused = book.reserve(claim(meter(TOKENS, 50), tokens=1), 1.0)
+    counters = Counters()
+    assert isinstance(counters.reserve(make_reservation(make_limit(TOKENS, 100), tokens=80), 0.0), Grant)
+    refused = counters.reserve(make_reservation(make_limit(TOKENS, 50), tokens=1), 1.0)
     assert isinstance(refused, Refusal) and refused.state.used == 80
     assert refused.retry_after_s == pytest.approx(59.1, abs=0.01)
