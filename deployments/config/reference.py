@@ -12,6 +12,7 @@ import json
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, get_args, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter
@@ -99,16 +100,19 @@ def _autoscaling_sections(path: str, places: Mapping[type, list[str]]) -> Iterat
 
 def _section(title: str, kind: type, places: Mapping[type, list[str]]) -> str:
     docs, schema = attribute_docs(kind), TypeAdapter(kind).json_schema()
+    enums = {f"#/$defs/{name}": shared for name, shared in schema.get("$defs", {}).items() if "enum" in shared}
     schema = schema.get("$defs", {}).get(kind.__name__, schema)
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for name, annotation in _fields(kind).items():
         member = schema["properties"][name]
+        if (shared := enums.get(member.get("items", {}).get("$ref"))) is not None:
+            member = {**member, "items": shared}
         inner = [places[record][0] for _, record in _records(annotation) if record in places]
         meaning = docs.get(name, "")
         meaning += "".join(f" See [{path}](#{_anchor(_title(places, path))})." for path in inner)
         cells = (
             f"`{name}`",
-            _type(member, _bounds(kind, name)),
+            type_words(member, _bounds(kind, name)),
             _default(member, name in schema.get("required", ())),
             meaning,
         )
@@ -149,18 +153,18 @@ def _records(annotation: Any, suffix: str = "") -> Iterator[tuple[str, type]]:
         yield from _records(argument, suffix)
 
 
-def _type(schema: Mapping[str, Any], bounds: Mapping[str, Any]) -> str:
-    """A JSON schema in words."""
+def type_words(schema: Mapping[str, Any], bounds: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """A JSON schema in words, with `bounds` in addition."""
     schema = {**schema, **bounds}
     if "anyOf" in schema:
-        return " or ".join(_type(option, bounds) for option in schema["anyOf"])
+        return " or ".join(type_words(option, bounds) for option in schema["anyOf"])
     if "enum" in schema:
-        return ", ".join(f"`{value}`" for value in sorted(schema["enum"]))
+        return ", ".join(f"`{value}`" for value in schema["enum"] if value is not None)
     match schema.get("type"):
         case "array":
-            return f"list of {_type(schema.get('items', {}), {})}"
+            return f"list of {type_words(schema.get('items', {}))}"
         case "object" if isinstance(schema.get("additionalProperties"), Mapping):
-            return f"mapping to {_type(schema['additionalProperties'], {})}"
+            return f"mapping to {type_words(schema['additionalProperties'])}"
         case "object":
             return "mapping"
         case "null":
