@@ -15,7 +15,7 @@ from load_tests.progress import ProgressLine
 from load_tests.report.compare import compare, read
 from load_tests.report.html import html
 from load_tests.report.result import Result, as_json, cpu_us_per_token, result_of, rows
-from load_tests.report.table import table
+from load_tests.report.summary import summary_text
 from load_tests.runner import Run, Target, run
 from load_tests.scenario import Scenario, find, load
 
@@ -87,12 +87,12 @@ def _load(scenario: Scenario, target: Target) -> tuple[Run | None, bool]:
 def _print(done: Run, result: Result) -> None:
     print(f"{done.scenario.name}: {done.model} at {done.base_url}\n")
     if len(result.phases) == 1:
-        print(f"{table(result.total)}\n")
+        print(f"{summary_text(result.total)}\n")
     else:
         for name, summary in result.phases.items():
-            print(f"== {name}\n{table(summary)}\n")
+            print(f"== {name}\n{summary_text(summary)}\n")
         if sum(phase.measured for phase in done.phases) > 1:
-            print(f"== measured phases together\n{table(result.total)}\n")
+            print(f"== measured phases together\n{summary_text(result.total)}\n")
     exact = "exactly" if done.form.exact else "about"
     print(f"prompts: {done.form.unit}s, {exact} as long as asked for")
     print(f"generator: {done.cpu_s:.2f} s of CPU time, {cpu_us_per_token(done):.0f} µs a token")

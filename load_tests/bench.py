@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from load_tests.arrivals import Closed, Poisson
 from load_tests.errors import LoadError
 from load_tests.lengths import Fixed
-from load_tests.runner import Run, Target, run
+from load_tests.runner import Progress, Target, run
 from load_tests.scenario import Phase, Scenario
 from load_tests.stats import Summary, summarize
-
-Progress = Callable[[Run], None]
 
 __all__ = ["BenchConfig", "LoadError", "as_json", "bench"]
 

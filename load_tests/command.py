@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
     from load_tests.bench import BenchConfig, LoadError, as_json, bench
     from load_tests.progress import ProgressLine
-    from load_tests.report.table import table
+    from load_tests.report.summary import summary_text
 
     config = BenchConfig(
         base_url=args.base_url,
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         progress.clear()
     how = f"{config.rate:g} requests/s" if config.rate else f"concurrency {config.concurrency}"
     print(f"{model} at {config.base_url}: {how}, {config.prompt_tokens} -> {config.output_tokens} tokens\n")
-    print(table(summary))
+    print(summary_text(summary))
     if args.json:
         args.json.write_text(json.dumps(as_json(config, model, summary), indent=2) + "\n")
     return 1 if summary.errors else 0

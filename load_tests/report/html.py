@@ -11,7 +11,7 @@ from autoscaling.report.figure import as_svg
 from autoscaling.report.page import page, table
 from load_tests.report.plots import plots
 from load_tests.report.result import Result, cpu_us_per_token
-from load_tests.report.table import LATENCY_HEADS, latency_rows
+from load_tests.report.summary import LATENCY_HEADS, latency_rows
 from load_tests.runner import Run
 from load_tests.stats import Summary
 

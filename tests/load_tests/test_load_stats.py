@@ -5,7 +5,7 @@ from array import array
 import pytest
 
 from load_tests.outcome import RequestOutcome
-from load_tests.report.table import table
+from load_tests.report.summary import summary_text
 from load_tests.scenario import Slo
 from load_tests.stats import keeps, summarize
 
@@ -25,7 +25,7 @@ def test_latencies_count_from_when_a_request_was_due() -> None:
     assert (s.prompt_tokens, s.output_tokens, s.duration_s) == (5, 3, 2.0)
     assert s.output_tokens_per_s == 1.5
     assert s.send_lag_ms["max"] == 500
-    assert "left late" in table(s)
+    assert "left late" in summary_text(s)
 
 
 def test_percentiles_lie_between_the_nearest_ranks() -> None:
@@ -40,13 +40,13 @@ def test_failures_are_counted_by_kind_and_kept_out_of_latencies() -> None:
     assert s.errors == {"timeout": 2, "http 429": 1}
     assert (s.requests, s.succeeded, s.duration_s) == (4, 1, 9.0)
     assert s.latency_ms["e2e"]["max"] == 1000
-    assert "2 x timeout" in table(s)
+    assert "2 x timeout" in summary_text(s)
 
 
 def test_nothing_succeeded() -> None:
     s = summarize([RequestOutcome(due=0.0, end=1.0, error="timeout")])
     assert s.latency_ms == {} and s.output_tokens_per_s == 0
-    assert "0 ok, 1 failed" in table(s)
+    assert "0 ok, 1 failed" in summary_text(s)
     assert summarize([]).requests == 0
 
 
@@ -63,7 +63,7 @@ def test_goodput_is_what_keeps_the_slo_of_all_that_was_asked() -> None:
     assert s.goodput is not None
     assert (s.goodput.requests, s.goodput.share, s.goodput.requests_per_s) == (1, 0.25, 0.5)
     assert s.goodput.output_tokens_per_s == 1.0
-    assert "25.0% within the SLO" in table(s)
+    assert "25.0% within the SLO" in summary_text(s)
     assert summarize([fast]).goodput is None
 
 

@@ -1,4 +1,4 @@
-"""For people, in a terminal."""
+"""What a run or a phase came to, as text for a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LATENCY_HEADS = ("ms", "mean", *(f"p{p}" for p in PERCENTILES), "max")
 _LATE_MS = 20.0
 
 
-def table(summary: Summary) -> str:
+def summary_text(summary: Summary) -> str:
     s = summary
     cached = f" ({s.cached_tokens / s.prompt_tokens:.0%} cached)" if s.cached_tokens and s.prompt_tokens else ""
     lines = [
