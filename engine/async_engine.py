@@ -59,6 +59,7 @@ class _Add:
 @dataclass(frozen=True, slots=True)
 class _Abort:
     request_ids: tuple[str, ...]
+    sink: DeltaSink | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class AsyncEngine:
                 unfinished -= sum(delta.finish_reason is not None for delta in deltas)
                 yield deltas
         finally:
-            self.abort(*(request.request_id for request in requests))
+            self.abort(*(request.request_id for request in requests), sink=sink)
 
     def open(self, requests: tuple[GenerateRequest, ...], sink: DeltaSink, call: int) -> None:
         """generate() without a task: deltas and refusals go to `sink`, with the number `call`. The caller ends it with
@@ -118,9 +119,10 @@ class AsyncEngine:
             raise EngineDeadError("the engine has stopped after an internal fault")
         self._command(_Add(requests, _Call(sink, call), self._clock()))
 
-    def abort(self, *request_ids: str) -> None:
-        """Thread-safe, idempotent, returns at once; blocks are free before the next step."""
-        self._commands.put(_Abort(request_ids))
+    def abort(self, *request_ids: str, sink: DeltaSink | None = None) -> None:
+        """Ends requests; with `sink`, only those that were accepted for it. Thread-safe, idempotent, returns at once;
+        blocks are free before the next step."""
+        self._commands.put(_Abort(request_ids, sink))
 
     async def pin(self, token_ids: Sequence[int], salt: str = "") -> int:
         """See Engine.pin(). For users of the library; the replica pins before the engine runs (engine.pins)."""
@@ -199,7 +201,7 @@ class AsyncEngine:
             if command is None:
                 return False
             if isinstance(command, _Abort):
-                self._abort_requests(command.request_ids)
+                self._abort_requests(command)
             elif isinstance(command, _Work):
                 _run_work(command)
             else:
@@ -224,10 +226,13 @@ class AsyncEngine:
             return
         self._calls.update(dict.fromkeys(accepted, command.call))
 
-    def _abort_requests(self, request_ids: tuple[str, ...]) -> None:
-        for request_id in request_ids:
-            self.engine.abort(request_id)
-            self._calls.pop(request_id, None)
+    def _abort_requests(self, command: _Abort) -> None:
+        for request_id in command.request_ids:
+            call = self._calls.get(request_id)
+            # A call that was refused, for using the id of another one perhaps, has nothing to end.
+            if call is not None and command.sink in (None, call.sink):
+                self.engine.abort(request_id)
+                del self._calls[request_id]
 
     def _deliver(self, deltas: list[TokenDelta]) -> None:
         """One call per event loop and step: each wakes a loop, which is a system call."""

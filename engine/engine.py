@@ -68,6 +68,7 @@ class Engine:
         self._scheduler = Scheduler(config, self._kv, self.capacity.max_model_len, eos_ids, self.capacity.copy_s)
         self._live: dict[str, LiveRequest] = {}
         self._by_seq: dict[int, LiveRequest] = {}
+        self._undelivered: list[TokenDelta] = []  # of the step in progress, or of one that failed
         self._next_seq_id = 0
         self._seedless = 0
         self.recorder = Recorder()
@@ -164,7 +165,8 @@ class Engine:
 
     def abort_all(self, reason: FinishReason, error: str | None = None) -> list[TokenDelta]:
         """Abort every request. Returns all their terminal deltas."""
-        return [d for request_id in list(self._live) for d in self.abort(request_id, reason, error)]
+        deltas, self._undelivered = self._undelivered, []
+        return deltas + [d for request_id in list(self._live) for d in self.abort(request_id, reason, error)]
 
     # ---------------------------------------------------------------------------------------------- steps
 
@@ -176,14 +178,17 @@ class Engine:
     def step(self) -> list[TokenDelta]:
         """Run one batch. Returns the new deltas; [] when there was nothing to run."""
         now = self._clock()
-        deltas = [self._expire(seq, now) for seq in self._scheduler.missed(now)]
+        for seq in self._scheduler.missed(now):
+            self._undelivered.append(self._expire(seq, now))
         plan = self._scheduler.schedule(now)
-        if plan is None:
-            return deltas
-        result = self._executor.submit(plan).result()
-        began, now = now, self._clock()
-        self._meter.add(plan, now - began, self._scheduler.num_waiting)
-        deltas += [d for u in self._scheduler.update(plan, result, now) if (d := self._output(u, now)) is not None]
+        if plan is not None:
+            result = self._executor.submit(plan).result()
+            began, now = now, self._clock()
+            self._meter.add(plan, now - began, self._scheduler.num_waiting)
+            for update in self._scheduler.update(plan, result, now):
+                if (delta := self._output(update, now)) is not None:
+                    self._undelivered.append(delta)
+        deltas, self._undelivered = self._undelivered, []
         return deltas
 
     def _expire(self, seq: Sequence, now: float) -> TokenDelta:
@@ -343,17 +348,22 @@ class Engine:
         Completion with `error` and disturbs nobody. Not to be mixed with add() and step() by another owner."""
         params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
         outcomes: dict[str, Completion | list[TokenDelta]] = {}
-        for i, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
-            ids = self.text.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-            request_id = f"offline-{i}"
-            try:
-                self.add(GenerateRequest(request_id, tuple(ids), own))
-                outcomes[request_id] = []
-            except EngineError as error:
-                outcomes[request_id] = Completion(error=error)
-        while self.has_work:
-            for delta in self.step():
-                into = outcomes[delta.request_id]
-                assert isinstance(into, list)
-                into.append(delta)
+        try:
+            for i, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
+                ids = self.text.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+                request_id = f"offline-{i}"
+                try:
+                    self.add(GenerateRequest(request_id, tuple(ids), own))
+                    outcomes[request_id] = []
+                except EngineError as error:
+                    outcomes[request_id] = Completion(error=error)
+            while self.has_work:
+                for delta in self.step():
+                    into = outcomes[delta.request_id]
+                    assert isinstance(into, list)
+                    into.append(delta)
+        except BaseException:  # an interrupt too: what was begun must not stand in the way of the next call
+            for request_id in outcomes:
+                self.abort(request_id)
+            raise
         return [o if isinstance(o, Completion) else completion(o) for o in outcomes.values()]

@@ -13,7 +13,7 @@ from helpers_models import make_gguf
 from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.errors import CapacityError, ConfigError, ContextLengthError, EngineDeadError
+from engine.errors import CapacityError, ConfigError, ContextLengthError, EngineDeadError, InvalidRequestError
 from engine.text import load_text
 from engine.types import FinishReason, GenerateRequest, SamplingParams, TokenDelta
 
@@ -51,6 +51,15 @@ async def test_one_stream_multiplexes_requests_and_choices(engine: AsyncEngine) 
     ends = sorted((d.request_id, d.index) for d in deltas if d.finish_reason)
     assert ends == [("a", 0), ("a", 1), ("b", 0)]
     assert sum(len(d.token_ids) for d in deltas) == 8 + 8 + 3
+
+
+async def test_a_refused_request_does_not_end_the_one_whose_id_it_used(engine: AsyncEngine) -> None:
+    first = asyncio.create_task(collect(engine, request("a", 100)))
+    await until(lambda: engine.engine.has_work)
+    with pytest.raises(InvalidRequestError, match="already running"):
+        await collect(engine, request("a"))
+    deltas = await first
+    assert deltas[-1].finish_reason is FinishReason.LENGTH and sum(len(d.token_ids) for d in deltas) == 100
 
 
 @pytest.mark.parametrize("n", [1, 4])

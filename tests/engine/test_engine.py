@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from fake_executor import FakeExecutor, next_token
@@ -60,6 +61,33 @@ def test_either_the_model_or_its_tokenizer_may_say_what_ends_a_text(text: TextMo
     (done,) = engine.generate([[5, 6]], SamplingParams(max_tokens=10, temperature=0.0))
     assert list(done.choices[0].token_ids) == tokens[:4]
     assert done.choices[0].finish_reason is FinishReason.STOP
+
+
+def test_generate_works_again_after_an_interruption(text: TextModel) -> None:
+    engine = make(text)
+    wrong: list[Any] = [[5, 6], ["x"]]
+    with pytest.raises(TypeError):
+        engine.generate(wrong, GREEDY)
+    assert not engine.has_work and engine.stats().kv_blocks_used == 0
+    (done,) = engine.generate([[5, 6]], GREEDY)
+    assert list(done.choices[0].token_ids) == expected([5, 6], 10)
+
+
+def test_a_step_that_fails_still_ends_what_had_ended_before_it(text: TextModel) -> None:
+    """One request's deadline passes in the step in which the executor fails."""
+    now = [0.0]
+    executor = FakeExecutor(64)
+    config = EngineConfig(model="unused", num_kv_blocks=64, max_num_seqs=1)
+    engine = Engine(config, executor=executor, text=text, clock=lambda: now[0])
+    engine.add(GenerateRequest("runs", (5, 6), GREEDY))
+    engine.step()
+    engine.add(replace(GenerateRequest("late", (7, 8), GREEDY), deadline_s=1.0))
+    executor.fail_at, now[0] = executor.steps + 1, 5.0
+    with pytest.raises(RuntimeError, match="boom"):
+        engine.step()
+    ended = {d.request_id: d for d in engine.abort_all(FinishReason.ERROR, "internal error")}
+    assert sorted(ended) == ["late", "runs"]
+    assert "deadline" in (ended["late"].error or "") and ended["runs"].error == "internal error"
 
 
 def test_every_choice_ends_in_exactly_one_terminal_delta(text: TextModel) -> None:
