@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -99,10 +100,18 @@ def prepare(folder: Path, program: str, host: str, ports: Sequence[int]) -> dict
         "RAY_SERVE_HAPROXY_METRICS_PORT": metrics_port,
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": fallback_port,
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(_BUFFER_BYTES),
+        "RAY_SERVE_HAPROXY_MAXCONN": str(_most_connections()),
         "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(_LONGEST_STREAM_S),
     }
+
+
+def _most_connections() -> int:
+    """As many as Ray's default, or as this process's limit of files allows: each takes two, and HAProxy does not start
+    when it could not keep its word."""
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 4096 if files == resource.RLIM_INFINITY else max(1, min(4096, files // 2 - 64))
 
 
 def rewritten(config: str, host: str, pages: Path) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+import resource
 import socket
 import subprocess
 import threading
@@ -113,6 +114,15 @@ def test_a_configuration_of_another_ray_is_not_run(section: str, tmp_path: Path)
         rewritten(
             text.replace(f"\n{section}\n", "\nlisten other\n").removeprefix(f"{section}\n"), "127.0.0.1", tmp_path
         )
+
+
+@pytest.mark.parametrize(("files", "connections"), [(resource.RLIM_INFINITY, "4096"), (1 << 20, "4096"), (1024, "448")])
+def test_no_more_connections_than_there_may_be_open_files(
+    files: int, connections: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+    environment = prepare(tmp_path / "h", "haproxy", "127.0.0.1", [1001, 1002, 1003])
+    assert environment["RAY_SERVE_HAPROXY_MAXCONN"] == connections
 
 
 def test_the_launcher_becomes_haproxy(tmp_path: Path) -> None:
