@@ -23,7 +23,7 @@ from deployments.config.gateway import GatewayConfig
 from deployments.gateway.app import create_app
 from deployments.observe.request_log import RequestLog
 from deployments.routing.errors import ModelUnavailableError
-from deployments.routing.hints import Origin
+from deployments.routing.hints import RoutingHints
 from deployments.routing.served_model import ServedModel
 from engine.text import TextModel, TextStream, load_text
 from engine.types import FinishReason, GenerateRequest, Timings, TokenDelta, TokenLogprob
@@ -76,6 +76,7 @@ class FakeBackend:
     awakened: list[str] = field(default_factory=list)
     calls: list[tuple[GenerateRequest, ...]] = field(default_factory=list)
     closed: int = 0
+    shut_down: bool = False
     ended: threading.Event = field(default_factory=threading.Event)
 
     def models(self) -> Mapping[str, ServedModel]:
@@ -93,6 +94,9 @@ class FakeBackend:
 
     async def ready(self) -> bool:
         return self.is_ready
+
+    async def close(self) -> None:
+        self.shut_down = True
 
     async def metrics(self) -> bytes | None:
         return self.metrics_text
@@ -114,7 +118,11 @@ class FakeBackend:
         return states
 
     async def generate(
-        self, model_id: str, requests: tuple[GenerateRequest, ...], streamed: bool = True, origin: Origin | None = None
+        self,
+        model_id: str,
+        requests: tuple[GenerateRequest, ...],
+        streamed: bool = True,
+        hints: RoutingHints | None = None,
     ) -> AsyncGenerator[list[TokenDelta], None]:
         self.calls.append(requests)
         choices = [_Choice(self, r, i) for r in requests for i in range(r.sampling.n)]

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Protocol
 
 from deployments.channel.replica_info import ReplicaState, Vacancy
-from deployments.routing.hints import Origin
+from deployments.routing.hints import RoutingHints
 from deployments.routing.served_model import ServedModel
 from engine.types import GenerateRequest, TokenDelta
 
@@ -18,7 +18,7 @@ class Backend(Protocol):
         """All models that are configured, also while none of their replicas is up. Cheap: called per request."""
 
     def generate(
-        self, model_id: str, requests: tuple[GenerateRequest, ...], streamed: bool, origin: Origin
+        self, model_id: str, requests: tuple[GenerateRequest, ...], streamed: bool, hints: RoutingHints
     ) -> AsyncGenerator[list[TokenDelta], None]:
         """The deltas of all the requests and their choices, interleaved, each choice ending with exactly one delta
         that has a finish_reason; as they come if `streamed`, else most in the end. Closing or cancelling the iterator
@@ -48,3 +48,6 @@ class Backend(Protocol):
 
     async def metrics(self) -> bytes | None:
         """Prometheus text, or None when there is none to give."""
+
+    async def close(self) -> None:
+        """Ends its connections and tasks. No request may be under way."""

@@ -51,8 +51,8 @@ class GenerationEndpoint:
         except Exception as error:
             await self._services.limiter.count_client_error(caller, error, trace)
             raise
-        session = session_of(scope["headers"], prepared.origin.fields)
-        prepared = replace(prepared, origin=replace(prepared.origin, session=session))
+        session = session_of(scope["headers"], prepared.hints.fields)
+        prepared = replace(prepared, hints=replace(prepared.hints, session=session))
         await while_connected(self._run(prepared, trace, send), receive)
 
     async def _run(self, prepared: PreparedRequest, trace: RequestTrace, send: Send) -> None:
@@ -62,7 +62,7 @@ class GenerationEndpoint:
         failure: BaseException | None = None
         try:
             generated = self._services.backend.generate(
-                prepared.model.id, prepared.requests, prepared.stream, prepared.origin
+                prepared.model.id, prepared.requests, prepared.stream, prepared.hints
             )
             async with aclosing(generated) as deltas:
                 if prepared.stream:

@@ -27,7 +27,7 @@ from deployments.api.validation_errors import unsupported_choice
 from deployments.config.gateway import GatewayConfig
 from deployments.config.tiers import DEFAULT_TIER, UNLIMITED, Tier
 from deployments.routing.errors import ModelUnavailableError
-from deployments.routing.hints import Origin
+from deployments.routing.hints import RoutingHints
 from deployments.routing.served_model import ServedModel
 from engine.errors import InvalidRequestError
 from engine.types import GenerateRequest, SamplingParams
@@ -52,7 +52,7 @@ class PreparedRequest:
     """One HTTP request, ready to run, for `tenant` in the tier called `tier`. Choice `i * n + j` is choice j of
     `requests[i]`. `logprobs`: how many alternatives each reported token has, None for no report. `prompt_logprobs`:
     the same for the prompt, where the client asked for it by that name. `echoes`: one per request when prompts are to
-    be repeated. `origin`: for routing."""
+    be repeated. `hints`: for routing."""
 
     id: str
     created: int
@@ -65,7 +65,7 @@ class PreparedRequest:
     logprobs: int | None
     prompt_logprobs: int | None
     echoes: tuple[Echo, ...] = ()
-    origin: Origin = field(default_factory=Origin)
+    hints: RoutingHints = field(default_factory=RoutingHints)
 
     @property
     def n(self) -> int:
@@ -92,7 +92,7 @@ def prepare_chat(fields: dict[str, Any], caller: Caller) -> PreparedRequest:
     max_tokens = room(model, len(prompt), asked, default, "messages")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     prepared = _prepared("chatcmpl", body, model, caller, [prompt], [max_tokens], logprobs, False)
-    return replace(prepared, origin=Origin("/chat/completions", fields, prepared.tier))
+    return replace(prepared, hints=RoutingHints("/chat/completions", fields, prepared.tier))
 
 
 def prepare_completion(fields: dict[str, Any], caller: Caller) -> PreparedRequest:
@@ -106,7 +106,7 @@ def prepare_completion(fields: dict[str, Any], caller: Caller) -> PreparedReques
     default = default_tokens(caller.tier, _DEFAULT_COMPLETION_TOKENS, num_prompt, num_choices)
     max_tokens = [room(model, len(prompt), body.max_tokens, default, None) for prompt in prompts]
     prepared = _prepared("cmpl", body, model, caller, prompts, max_tokens, body.logprobs, bool(body.echo))
-    return replace(prepared, origin=Origin("/completions", fields, prepared.tier))
+    return replace(prepared, hints=RoutingHints("/completions", fields, prepared.tier))
 
 
 def tokenize(fields: dict[str, Any], caller: Caller) -> dict[str, Any]:

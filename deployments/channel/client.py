@@ -25,8 +25,9 @@ class ChannelClient:
     """Keeps one connection to one replica, on the event loop it was made on, until closed.
 
     `usable`: it would take a request now. `on_change` is called whenever that may have changed, and `on_prefixes` with
-    the keys that the replica's prefix cache has got and lost, all it has when the connection is new. `num_streams` and
-    `queued_tokens` are this client's own: streams open, and prompt tokens of those without any delta yet.
+    the keys that the replica's prefix cache has got and lost, all it has when the connection is new. `on_answer` is
+    called with the number of tokens of each choice that has ended. `num_streams` and `queued_tokens` are this client's
+    own: streams open, and prompt tokens of those without any delta yet.
     """
 
     def __init__(
@@ -35,9 +36,11 @@ class ChannelClient:
         on_change: Callable[[], None],
         rng: random.Random,
         on_prefixes: Callable[[list[bytes], list[bytes]], None] = lambda added, removed: None,
+        on_answer: Callable[[int], None] = lambda tokens: None,
     ) -> None:
         self.address = address
-        self.prefixes = on_prefixes
+        self.on_prefixes = on_prefixes
+        self.on_answer = on_answer
         self.load = Load()
         self.num_streams = 0
         self.queued_tokens = 0
@@ -148,7 +151,7 @@ class ClientLink(CallingLink):
             case (Kind.LOAD, tuple(values)):
                 self._client.load = to_load(values)
             case (Kind.PREFIXES, bytes(added), bytes(removed)):
-                self._client.prefixes(split(added), split(removed))
+                self._client.on_prefixes(split(added), split(removed))
             case (Kind.ERROR, int(number), str(kind), str(text), param):
                 if (stream := self._streams.pop(number, None)) is not None:
                     stream.fail(from_words(kind, text, param))
@@ -208,22 +211,29 @@ class ReplicaStream:
         except FrameError as error:
             self.fail(error)
 
-    def __aiter__(self) -> ReplicaStream:
-        return self
-
-    async def __anext__(self) -> list[TokenDelta]:
+    async def begin(self) -> None:
+        """Waits until there are deltas to give. Raises what __anext__() does."""
         while not self._packed:
-            if self._open_choices <= 0:
-                raise StopAsyncIteration
             if self._error is not None:
                 raise self._error
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+
+    def __aiter__(self) -> ReplicaStream:
+        return self
+
+    async def __anext__(self) -> list[TokenDelta]:
+        if not self._packed and self._open_choices <= 0:
+            raise StopAsyncIteration
+        await self.begin()
         packed, self._packed = self._packed, []
         deltas = unpack_deltas([values for message in packed for values in message], self._request_ids)
         if len(packed) > 1:
             deltas = merged(deltas)
-        self._open_choices -= sum(delta.finish_reason is not None for delta in deltas)
+        for delta in deltas:
+            if delta.finish_reason is not None:
+                self._open_choices -= 1
+                self._client.on_answer(delta.num_completion_tokens)
         self._used(len(packed))
         return deltas
 

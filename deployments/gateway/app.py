@@ -54,7 +54,7 @@ def create_app(
             *_cors(config.cors_origins),
             Middleware(RequestMiddleware, on_finished=_each(on_finished, accounts), direct=generation),
         ],
-        lifespan=_lifespan(accounts, limiter),
+        lifespan=_lifespan(accounts, limiter, backend),
         exception_handlers={HTTPException: unrouted},
     )
     app.router.redirect_slashes = False
@@ -62,12 +62,13 @@ def create_app(
 
 
 def _lifespan(
-    accounts: Accounts | None, limiter: RateLimiter
+    accounts: Accounts | None, limiter: RateLimiter, backend: Backend
 ) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with accounts.lifespan() if accounts else nullcontext():
             yield
+            await backend.close()
             await limiter.close()
 
     return lifespan

@@ -25,7 +25,7 @@ from deployments.observe.request_log import RequestLog
 from deployments.observe.telemetry import GatewayTelemetry
 from deployments.ray_serve import private, way_in
 from deployments.ray_serve.loopback import keep_on_loopback
-from deployments.routing.serve_backend import ServeBackend
+from deployments.routing.serve_backend import GraphHandles, Location, ServeBackend
 from deployments.routing.served_model import ServedModel
 from engine.models.locate import resolve
 from engine.text import load_text
@@ -75,11 +75,8 @@ class Gateway:
             served,
             self._models,
             self._upstreams,
-            self._router,
-            self._pools,
-            gateways,
-            str(labels.get(_ZONE, "")),
-            str(labels.get(_REGION, "")),
+            GraphHandles(self._router, self._pools, gateways),
+            Location(str(labels.get(_ZONE, "")), str(labels.get(_REGION, ""))),
             self._telemetry.usable,
         )
         await backend.acquaint(_ACQUAINT_S)

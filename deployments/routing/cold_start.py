@@ -112,6 +112,11 @@ class ColdStart:
         if task is not None:
             task.cancel()
 
+    def close(self) -> None:
+        """Waits no longer for a replica. Nobody may be waiting."""
+        if self._task is not None:
+            self._task.cancel()
+
     def said(self, startup_s: float) -> None:
         """What a replica took to start, without its process, by its own word."""
         self._said_s = startup_s
@@ -149,7 +154,8 @@ class ColdStart:
         """Waits a while for a replica. What speaks against there ever being one."""
         call: Any = self._handle.state.remote()
         try:
-            await asyncio.wait_for(call, _CALL_S)
+            async with asyncio.timeout(_CALL_S):
+                await call
         except TimeoutError:
             return await self._trouble()
         except DeploymentUnavailableError as error:

@@ -1,65 +1,55 @@
-"""Two attempts, one answer: whichever gives its first item first goes on, the other is closed."""
+"""Two attempts, one answer: whichever begins first goes on, the other is closed."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
-from typing import TypeVar
-
-T = TypeVar("T")
-Attempt = Callable[[], AsyncGenerator[T, None]]
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
 
 
-async def hedged(first: Attempt[T], second: Attempt[T], delay_s: float) -> AsyncGenerator[T, None]:
-    """The items of `first`; or, if it has given none for `delay_s`, of the quicker of the two. An attempt that fails
-    before its first item leaves the answer to the other while that is running; when both fail, the error of one
-    is raised. Neither outlives this generator."""
-    running: dict[asyncio.Task[T], AsyncGenerator[T, None]] = {}
+class Closable(Protocol):
+    """What an attempt gives: an answer that has begun."""
+
+    def close(self) -> None:
+        """Aborts what still runs."""
+
+
+T = TypeVar("T", bound=Closable)
+Attempt = Callable[[], Awaitable[T]]
+
+
+async def hedged(first: Attempt[T], second: Attempt[T], delay_s: float) -> T:
+    """What `first` gives; or, if it has given nothing for `delay_s`, what the quicker of the two gives.
+
+    An attempt that fails leaves the answer to the other while that is running; when both fail, the error of one is
+    raised. What is not returned is cancelled or closed.
+    """
+    running: set[asyncio.Future[T]] = {asyncio.ensure_future(first())}
     errors: list[BaseException] = []
-
-    def start(attempt: Attempt[T]) -> None:
-        stream = attempt()
-        running[asyncio.create_task(_first(stream))] = stream
-
-    start(first)
+    winner: T | None = None
     try:
         await asyncio.wait(running, timeout=delay_s)
         if not any(task.done() for task in running):
-            start(second)
-        winner: tuple[T, AsyncGenerator[T, None]] | None = None
+            running.add(asyncio.ensure_future(second()))
         while running and winner is None:
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for task in [task for task in running if task in done]:
-                stream = running.pop(task)
-                error = task.exception()
-                if error is None and winner is None:
-                    winner = (task.result(), stream)
-                    continue
-                await stream.aclose()
-                if error is not None:
+            for task in done:
+                if (error := task.exception()) is not None:
+                    running.discard(task)
                     errors.append(error)
+                elif winner is None:
+                    running.discard(task)
+                    winner = task.result()
     finally:
-        await _close(running)
+        await _abandon(running)
     if winner is None:
         raise errors[0]
-    item, stream = winner
-    async with aclosing(stream):
-        yield item
-        async for item in stream:
-            yield item
+    return winner
 
 
-async def _first(stream: AsyncGenerator[T, None]) -> T:
-    try:
-        return await anext(stream)
-    except StopAsyncIteration:
-        raise RuntimeError("an attempt ended without giving anything") from None
-
-
-async def _close(running: dict[asyncio.Task[T], AsyncGenerator[T, None]]) -> None:
+async def _abandon(running: set[asyncio.Future[T]]) -> None:
     for task in running:
         task.cancel()
-    await asyncio.gather(*running, return_exceptions=True)
-    for stream in running.values():
-        await stream.aclose()
+    for begun in await asyncio.gather(*running, return_exceptions=True):
+        if not isinstance(begun, BaseException):
+            begun.close()

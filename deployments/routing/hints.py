@@ -23,7 +23,7 @@ _FIELDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class RoutingHints:
     """`path` and `fields` are what an upstream would be sent: the path behind /v1, and the body as the client sent it.
     `session`: requests of the same one belong together."""
 

@@ -14,13 +14,12 @@ from deployments.config.routing_table import Limits, RoutingTable, Share, Target
 class RouteRequest:
     """One HTTP request as the router sees it. `id` or, where there is one, `session` decides its share of a split:
     equal ones go the same way. `num_tokens`: the longest prompt with its answer. `needs`: abilities a target must
-    have. `zone` and `region` are the asker's own. Smaller `priority` is more important."""
+    have. `zone` and `region` are the asker's own."""
 
     model: str
     id: str = ""
     session: str | None = None
     tier: str = "default"
-    priority: int = 0
     num_tokens: int = 0
     needs: frozenset[str] = frozenset()
     zone: str = ""
@@ -41,7 +40,6 @@ class RoutePlan:
     says why. `queue_share`: see TierRule."""
 
     candidates: tuple[str, ...]
-    priority: int
     shadows: tuple[str, ...] = ()
     queue_share: float = 1.0
     limits: Limits = field(default_factory=Limits)
@@ -85,7 +83,6 @@ def plan(request: RouteRequest, table: RoutingTable) -> RoutePlan | None:
     first = [share.target for share in shares]
     return RoutePlan(
         candidates=(*first, *(name for name in fit if name not in first)),
-        priority=request.priority,
         shadows=tuple(s.target for s in route.shadows if _unit(f"shadow {s.target}", request.id) < s.share),
         queue_share=rule.queue_share,
         limits=route.limits,

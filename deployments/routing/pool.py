@@ -17,7 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.channel.client import ChannelClient
 from deployments.channel.replica_info import Duty, ReplicaInfo, ReplicaState, Vacancy
 from deployments.observe.log import log
-from deployments.routing.backlog import ReplicaBacklog, ServiceRate
+from deployments.routing.backlog import ReplicaBacklog, ServiceRate, backlog_s
 from deployments.routing.cold_start import ColdStart
 from deployments.routing.errors import ReplicaSilentError
 from deployments.routing.policies.base import Policy, ReplicaView, RouteHint
@@ -25,7 +25,9 @@ from deployments.routing.prefixes import PrefixIndex
 
 _POLL_S = 0.5
 _PATIENCE_S = 10.0  # a busy replica may take this long to describe itself
-_SMOOTH = 0.2  # weight of the newest request in a moving average
+_TTFT_WEIGHT = 0.2  # of the newest request in a replica's moving average: some five requests count
+_ANSWER_WEIGHT = 0.05  # of the newest answer in the pool's average length: some twenty count
+_ANSWER_TOKENS = 128.0  # until the pool has given an answer
 _MAX_BLOCKS = 1 << 17  # of one replica's prefixes that are remembered
 
 
@@ -68,6 +70,7 @@ class Pool:
         self.prefixes = PrefixIndex(_MAX_BLOCKS, block_tokens)
         self._members: dict[str, _Member] = {}
         self._choices = 0
+        self._answer_tokens = _ANSWER_TOKENS  # on average
         self._unfit: list[str] = []  # the errors that some gave instead of describing themselves
         self._was_up = False
         self._asked = False  # Serve, at least once
@@ -92,12 +95,12 @@ class Pool:
         return bool(self._members) and all(m.channel.duty is Duty.DRAINED for m in self._members.values())
 
     @property
-    def returning(self) -> bool:
+    def may_recover(self) -> bool:
         """While it is down: whether Serve is about to replace what has failed."""
         return not self._taken and not self.drained
 
     @property
-    def succeeding(self) -> bool:
+    def successor_expected(self) -> bool:
         """While it is down: whether a replica has said that it leaves since Serve was asked who there is, or one that
         Serve has named is not connected yet. Serve starts a successor first where there is room for it."""
         if self._cold is not None:
@@ -105,7 +108,7 @@ class Pool:
         return self._departures > self._departures_heard or not all(member.met for member in self._members.values())
 
     @property
-    def resting(self) -> ColdStart | None:
+    def cold_start(self) -> ColdStart | None:
         """What would bring it up, while it is down and may be so on purpose."""
         return None if self.up or self.drained or not self._asked else self._cold
 
@@ -129,8 +132,16 @@ class Pool:
         """What the replicas last said of themselves; None before they have."""
         return self._info
 
+    def close(self) -> None:
+        """Closes the connections to all replicas, on which no stream is open any more, and ends a start under way."""
+        self._was_up = False  # nobody is to be warned
+        for member in self._members.values():
+            member.channel.close()
+        if self._cold is not None:
+            self._cold.close()
+
     async def watch(self) -> None:
-        """Until cancelled."""
+        """Until cancelled: asks Serve which replicas there are, and connects to them."""
         loop = asyncio.get_running_loop()
         while True:
             departures = self._departures
@@ -155,13 +166,17 @@ class Pool:
         chosen.last_chosen = self._choices
         return chosen.channel
 
-    def first_token(self, replica_id: str, ttft_s: float) -> None:
+    def note_first_token(self, replica_id: str, ttft_s: float) -> None:
         """A request has had its first token there after so long."""
         if (member := self._members.get(replica_id)) is not None:
             old = member.ttft_s
-            member.ttft_s = ttft_s if old is None else (1 - _SMOOTH) * old + _SMOOTH * ttft_s
+            member.ttft_s = ttft_s if old is None else (1 - _TTFT_WEIGHT) * old + _TTFT_WEIGHT * ttft_s
 
-    def backlog(self) -> Iterator[ReplicaBacklog]:
+    def backlog_s(self) -> float:
+        """Until a request that comes now would be begun, in seconds, see backlog.backlog_s()."""
+        return backlog_s(self._backlogs(), self._answer_tokens)
+
+    def _backlogs(self) -> Iterator[ReplicaBacklog]:
         """The queue of each replica that would take a request, each when it is asked for."""
         for member in self._members.values():
             channel, load = member.channel, member.channel.load
@@ -228,17 +243,22 @@ class Pool:
                 channel.retire()
                 self.prefixes.forget(name)
         for name in infos.keys() - self._members.keys():
-            told = partial(self._told, name)
-            self._members[name] = _Member(ChannelClient(infos[name].address, self._note, self._rng, told))
-        self._note()
+            on_prefixes = partial(self._on_prefixes, name)
+            self._members[name] = _Member(
+                ChannelClient(infos[name].address, self._on_change, self._rng, on_prefixes, self._on_answer)
+            )
+        self._on_change()
 
-    def _told(self, replica_id: str, added: list[bytes], removed: list[bytes]) -> None:
+    def _on_prefixes(self, replica_id: str, added: list[bytes], removed: list[bytes]) -> None:
         if not self._policy.wants_prefixes:
             return
         self.prefixes.add(replica_id, added)
         self.prefixes.remove(replica_id, removed)
 
-    def _note(self) -> None:
+    def _on_answer(self, tokens: int) -> None:
+        self._answer_tokens += _ANSWER_WEIGHT * (tokens - self._answer_tokens)
+
+    def _on_change(self) -> None:
         self._on_usable(sum(member.channel.usable for member in self._members.values()))
         leaving = {name for name, member in self._members.items() if member.channel.duty is Duty.LEAVING}
         self._departures += len(leaving - self._leaving)

@@ -1,4 +1,4 @@
-"""A pool of replicas as a place where requests are served: one request's tries at it, and when it is full."""
+"""A pool of replicas as a destination: one request's tries at it, and when it is full."""
 
 from __future__ import annotations
 
@@ -6,114 +6,118 @@ import asyncio
 from collections.abc import Callable, Sequence
 from itertools import islice
 
+from deployments.channel.client import ReplicaStream
 from deployments.channel.errors import StreamLostError
 from deployments.config.failures import Failure
-from deployments.routing.backlog import backlog_s, retry_after_s
+from deployments.routing.backlog import retry_after_s
 from deployments.routing.cold_start import ColdStart
-from deployments.routing.destinations import Ask, Deltas
+from deployments.routing.destinations import RoutedRequest
 from deployments.routing.errors import RETRY_AFTER_S, ModelUnavailableError, OverloadedError
+from deployments.routing.failures import failure_of
 from deployments.routing.policies.base import RouteHint
 from deployments.routing.pool import Pool
 from deployments.routing.prefixes import chain
 from engine.errors import EngineDeadError, QueueFullError
-from engine.types import GenerateRequest, TokenDelta
+from engine.types import GenerateRequest
 
-_AT_ONCE = 256  # blocks of a prompt that are hashed without a pause: a quarter of a millisecond
-_TRIES = 3  # replicas that may lose a request before its first token, or have no room for it
-_SMOOTH = 0.05  # weight of the newest answer in the average length
-_ANSWER_TOKENS = 128.0  # until the pool has given an answer
+MAX_TRIES = 3  # replicas that may lose a request before its first token, or have no room for it
+_BLOCKS_AT_ONCE = 256  # of a prompt that are hashed without a pause: a quarter of a millisecond
 
 
-class PoolPlace:
-    """See places.Place. `max_queue_s`: how much work may wait, in seconds; None: all that the engines' queues take."""
-
-    suspect = frozenset({Failure.TIMEOUT})  # a lost replica is seen by its connection
+class PoolDestination:
+    """See destinations.Destination. `max_queue_s`: how much work may wait, in seconds; None: all that the engines'
+    queues take. `clock` gives seconds.
+    """
 
     def __init__(self, pool: Pool, max_queue_s: float | None, clock: Callable[[], float]) -> None:
         self._pool = pool
         self._max_queue_s = max_queue_s
         self._clock = clock
-        self._answer_tokens = _ANSWER_TOKENS
 
     @property
     def weights(self) -> str | None:
+        """See Destination."""
         info = self._pool.info
         return info.fingerprint if info is not None else None
 
     @property
     def up(self) -> bool:
+        """See Destination."""
         return self._pool.up
 
     @property
-    def returning(self) -> bool:
-        return self._pool.returning
+    def may_recover(self) -> bool:
+        """See Destination."""
+        return self._pool.may_recover
 
     @property
-    def succeeding(self) -> bool:
-        return self._pool.succeeding
+    def successor_expected(self) -> bool:
+        """See Destination."""
+        return self._pool.successor_expected
 
     @property
-    def resting(self) -> ColdStart | None:
-        return self._pool.resting
+    def cold_start(self) -> ColdStart | None:
+        """See Destination."""
+        return self._pool.cold_start
 
-    async def attempt(self, ask: Ask) -> Deltas:
-        """Raises OverloadedError when too much waits already, QueueFullError or ModelUnavailableError when no replica
-        takes it, and StreamLostError when the one that did is lost."""
-        self._admit(ask.queue_share)
-        pool, keys = self._pool, await self._chain(ask.requests)
-        tokens = sum(len(request.prompt) for request in ask.requests)
+    def suspects(self, error: Exception) -> bool:
+        """A replica that is lost is seen by its connection, so only slowness counts."""
+        return failure_of(error) is Failure.TIMEOUT
+
+    async def begin(self, request: RoutedRequest) -> ReplicaStream:
+        """See Destination. Raises OverloadedError when too much waits already, QueueFullError or ModelUnavailableError
+        when no replica takes it, and StreamLostError when the one that did is lost.
+        """
+        self._check_queue(request.queue_share)
+        async with asyncio.timeout(request.first_token_s):
+            return await self._begin_at_any(request)
+
+    async def _begin_at_any(self, request: RoutedRequest) -> ReplicaStream:
+        pool, keys = self._pool, await self.prefix_keys(request.requests)
+        tokens = sum(len(one.prompt) for one in request.requests)
         refusal: Exception = ModelUnavailableError(RETRY_AFTER_S)
         tried: set[str] = set()
-        while len(tried) < _TRIES:
+        while len(tried) < MAX_TRIES:
             cached = pool.prefixes.cached_tokens(keys)
-            replica = pool.choose(RouteHint(tokens, ask.origin.session, cached), tried)
+            replica = pool.choose(RouteHint(tokens, request.hints.session, cached), tried)
             if replica is None:
                 break
             name = replica.address.replica_id
             tried.add(name)
             pool.prefixes.add(name, keys)
-            began_s: float | None = self._clock()
-            stream = replica.open(ask.requests, ask.streamed, tokens - cached.get(name, 0))
+            began_s = self._clock()
+            stream = replica.open(request.requests, request.streamed, tokens - cached.get(name, 0))
             try:
-                async for deltas in stream:
-                    if began_s is not None:
-                        pool.first_token(name, self._clock() - began_s)
-                        began_s = None
-                    self._note_lengths(deltas)
-                    yield deltas
-                return
-            except (StreamLostError, EngineDeadError) as lost:
-                if stream.started:
-                    raise
-                refusal = lost
-            except QueueFullError as full:
-                refusal = full
-            finally:
+                await stream.begin()
+            except (StreamLostError, EngineDeadError, QueueFullError) as error:
                 stream.close()
+                refusal = error
+            except BaseException:
+                stream.close()
+                raise
+            else:
+                pool.note_first_token(name, self._clock() - began_s)
+                return stream
         raise refusal
 
-    def _admit(self, queue_share: float) -> None:
+    def _check_queue(self, queue_share: float) -> None:
         if self._max_queue_s is None:
             return
-        wait_s = retry_after_s(backlog_s(self._pool.backlog(), self._answer_tokens), self._max_queue_s, queue_share)
+        wait_s = retry_after_s(self._pool.backlog_s(), self._max_queue_s, queue_share)
         if wait_s is not None:
             raise OverloadedError(wait_s)
 
-    async def _chain(self, requests: Sequence[GenerateRequest]) -> list[bytes]:
-        """Of the longest prompt: of several the others are most often its variants. Empty where nobody looks at it.
-        Others get their turn meanwhile: a long prompt takes a millisecond."""
+    async def prefix_keys(self, requests: Sequence[GenerateRequest]) -> list[bytes]:
+        """Of the blocks of the longest prompt: of several the others are most often its variants. Empty where nobody
+        looks at them. Others get their turn meanwhile: a long prompt takes a millisecond.
+        """
         info = self._pool.info
         if info is None or not info.prefix_root or not self._pool.wants_prefixes:
             return []
         longest = max(requests, key=lambda request: len(request.prompt))
         rest = chain(dict(info.prefix_root), longest.cache_salt, longest.prompt, self._pool.prefixes.block_tokens)
-        keys = list(islice(rest, _AT_ONCE))
-        while len(keys) % _AT_ONCE == 0 and (more := list(islice(rest, _AT_ONCE))):
+        keys = list(islice(rest, _BLOCKS_AT_ONCE))
+        while len(keys) % _BLOCKS_AT_ONCE == 0 and (more := list(islice(rest, _BLOCKS_AT_ONCE))):
             keys += more
             await asyncio.sleep(0)
         return keys
-
-    def _note_lengths(self, deltas: Sequence[TokenDelta]) -> None:
-        for delta in deltas:
-            if delta.finish_reason is not None:
-                self._answer_tokens += _SMOOTH * (delta.num_completion_tokens - self._answer_tokens)

@@ -8,7 +8,6 @@ from typing import Any
 from deployments.config.routing import RoutingConfig, compiled
 from deployments.config.routing_table import RoutingTable
 from deployments.ray_serve.loopback import keep_on_loopback
-from deployments.routing.plan import RoutePlan, RouteRequest, plan
 
 
 class ModelRouter:
@@ -36,10 +35,6 @@ class ModelRouter:
     async def table(self, known: str) -> RoutingTable | None:
         """None: its revision is still `known`."""
         return None if known == self._table.revision else self._table
-
-    async def plan(self, request: RouteRequest) -> RoutePlan | None:
-        """For callers that ask too seldom to keep a table."""
-        return plan(request, self._table)
 
     def _compiled(self, config: RoutingConfig) -> RoutingTable:
         return compiled(config, self._pools, self._upstreams, self._tiers, self._standalone)

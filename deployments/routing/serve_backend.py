@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,14 +18,14 @@ from deployments.config.routing_table import Route, RoutingTable
 from deployments.config.upstream import UpstreamConfig
 from deployments.observe.metrics import exposition
 from deployments.routing.cold_start import ColdStart, serve_trouble
-from deployments.routing.destinations import Ask, Place, UpstreamPlace
+from deployments.routing.destinations import Destination, RoutedRequest, UpstreamDestination
 from deployments.routing.dispatch import Dispatcher
 from deployments.routing.errors import RETRY_AFTER_S, ModelUnavailableError, UnableError, UnknownModelError
-from deployments.routing.hints import Origin
+from deployments.routing.hints import RoutingHints
 from deployments.routing.plan import RouteRequest, Unfit, plan
 from deployments.routing.policies import POLICIES
 from deployments.routing.pool import Pool
-from deployments.routing.pool_destination import PoolPlace
+from deployments.routing.pool_destination import PoolDestination
 from deployments.routing.served_model import ServedModel
 from deployments.routing.table_feed import follow
 from deployments.upstream.client import Upstream
@@ -36,38 +36,67 @@ _METRICS_TIMEOUT_S = 2.0
 _LOOK_S = 0.02
 
 
+@dataclass(frozen=True, slots=True)
+class GraphHandles:
+    """The deployments that a gateway calls. `pools` by name; of `gateways` it is one itself."""
+
+    router: DeploymentHandle[Any]
+    pools: Mapping[str, DeploymentHandle[Any]]
+    gateways: DeploymentHandle[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a gateway runs. Empty: not known."""
+
+    zone: str = ""
+    region: str = ""
+
+
 class ServeBackend:
-    """See api.backend.Backend. One per gateway replica; lives on its event loop."""
+    """See api.backend.Backend. One per gateway replica; lives on its event loop, from its making to close()."""
 
     def __init__(
         self,
         models: Mapping[str, ServedModel],
         configs: Sequence[ModelConfig],
         upstreams: Sequence[UpstreamConfig],
-        router: DeploymentHandle[Any],
-        pools: Mapping[str, DeploymentHandle[Any]],
-        gateways: DeploymentHandle[Any],
-        zone: str = "",
-        region: str = "",
+        handles: GraphHandles,
+        location: Location | None = None,
         on_usable: Callable[[str, int], None] = lambda pool, replicas: None,
     ) -> None:
-        """`models`: each pool's, under the pool's name, and each upstream's that can stand alone. `zone` and `region`
-        are this gateway's own. `on_usable` is told a pool and how many of its replicas would take a request from here.
-        Raises ValueError when an upstream's key is not to be had."""
-        self._gateways = gateways
+        """`models`: each pool's, under the pool's name, and each upstream's that can stand alone. `on_usable` is called
+        with a pool and how many of its replicas would take a request from here. Raises ValueError when an upstream's
+        key is not to be had.
+        """
+        self._gateways = handles.gateways
         self._by_pool = dict(models)
         self._models: dict[str, ServedModel] = {}
         self._table: RoutingTable | None = None  # as the router gave it
         self._known: RoutingTable | None = None  # with what the pools say of themselves
-        self._zone, self._region = zone, region
+        self._location = location or Location()
         self._on_usable = on_usable
         clock = asyncio.get_running_loop().time
-        self._pools = {c.name: self._pool(c, pools[c.name], clock) for c in configs}
-        places: dict[str, Place] = {c.name: PoolPlace(self._pools[c.name], c.max_queue_s, clock) for c in configs}
-        places |= {config.name: UpstreamPlace(Upstream(config)) for config in upstreams}
-        self._dispatcher = Dispatcher(places, clock)
+        self._pools = {c.name: self._pool(c, handles.pools[c.name], clock) for c in configs}
+        destinations: dict[str, Destination] = {
+            c.name: PoolDestination(self._pools[c.name], c.max_queue_s, clock) for c in configs
+        }
+        self._upstreams = [Upstream(config) for config in upstreams]
+        destinations |= {upstream.config.name: UpstreamDestination(upstream) for upstream in self._upstreams}
+        self._dispatcher = Dispatcher(destinations, clock)
         self._watch = [asyncio.create_task(pool.watch()) for pool in self._pools.values()]
-        self._watch.append(asyncio.create_task(follow(router, self._use)))
+        self._watch.append(asyncio.create_task(follow(handles.router, self._use)))
+
+    async def close(self) -> None:
+        """Ends all connections and tasks of this gateway. No request may be under way."""
+        for task in self._watch:
+            task.cancel()
+        await asyncio.gather(*self._watch, return_exceptions=True)
+        await self._dispatcher.close()
+        for pool in self._pools.values():
+            pool.close()
+        for upstream in self._upstreams:
+            await upstream.close()
 
     def models(self) -> Mapping[str, ServedModel]:
         return self._models
@@ -83,7 +112,7 @@ class ServeBackend:
     async def ready(self) -> bool:
         """A pool that an operator has taken out of rotation is not waited for while another serves, and one at rest
         only when its replicas have failed to start."""
-        fit = [pool.up or ((cold := pool.resting) is not None and not cold.failing) for pool in self._pools.values()]
+        fit = [pool.up or ((cold := pool.cold_start) is not None and not cold.failing) for pool in self._pools.values()]
         drained = [pool.drained for pool in self._pools.values()]
         up = not fit or (any(fit) and all(f or d for f, d in zip(fit, drained, strict=True)))
         return self._known is not None and up
@@ -92,7 +121,7 @@ class ServeBackend:
         route = self._known.routes.get(model_id) if self._known is not None else None
         names = () if route is None else (*(share.target for share in route.shares), *route.fallbacks)
         pools = [self._pools[name] for name in names if name in self._pools]
-        cold = next((cold for pool in pools if (cold := pool.resting) is not None), None)
+        cold = next((cold for pool in pools if (cold := pool.cold_start) is not None), None)
         if cold is None:
             raise ModelUnavailableError(RETRY_AFTER_S)
         await cold.wait()
@@ -101,7 +130,7 @@ class ServeBackend:
         return self._pools[pool].vacancy
 
     def generate(
-        self, model_id: str, requests: tuple[GenerateRequest, ...], streamed: bool, origin: Origin
+        self, model_id: str, requests: tuple[GenerateRequest, ...], streamed: bool, hints: RoutingHints
     ) -> AsyncGenerator[list[TokenDelta], None]:
         if self._known is None:
             raise ModelUnavailableError(RETRY_AFTER_S)
@@ -111,13 +140,12 @@ class ServeBackend:
             RouteRequest(
                 model_id,
                 first.request_id,
-                origin.session,
-                origin.tier,
-                first.priority,
+                hints.session,
+                hints.tier,
                 num_tokens,
-                origin.needs,
-                self._zone,
-                self._region,
+                hints.needs,
+                self._location.zone,
+                self._location.region,
             ),
             self._known,
         )
@@ -125,7 +153,7 @@ class ServeBackend:
             raise UnknownModelError(model_id)
         if route.unfit is not None:
             raise self._unfit(route.unfit, model_id, num_tokens)
-        return self._dispatcher.generate(Ask(requests, streamed, origin), route)
+        return self._dispatcher.generate(RoutedRequest(requests, streamed, hints), route)
 
     async def pools(self) -> Mapping[str, Sequence[ReplicaState]]:
         states = await asyncio.gather(*(pool.states() for pool in self._pools.values()))

@@ -23,7 +23,8 @@ async def follow(router: DeploymentHandle[Any], on_table: Callable[[RoutingTable
     while True:
         call: Any = router.table.remote(known)
         try:
-            table: RoutingTable | None = await asyncio.wait_for(call, _PATIENCE_S)
+            async with asyncio.timeout(_PATIENCE_S):  # wait_for() may swallow a cancellation in Python 3.11
+                table: RoutingTable | None = await call
         except (TimeoutError, *CALL_ERRORS) as error:
             if not lost:
                 log.warning("no routing table from the router: %s", type(error).__name__)

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from helpers_routing import BegunStream
 from ray.exceptions import RayActorError
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
 
 from deployments.api.errors import from_exception
-from deployments.config.failures import Failure
 from deployments.config.routing_table import Limits
 from deployments.routing import cold_start as cold_start_module
 from deployments.routing.cold_start import ColdStart
-from deployments.routing.destinations import Ask, Deltas
+from deployments.routing.destinations import RoutedRequest
 from deployments.routing.dispatch import Dispatcher
 from deployments.routing.errors import ModelStartError, ModelUnavailableError, OverloadedError
-from deployments.routing.hints import Origin
+from deployments.routing.hints import RoutingHints
 from deployments.routing.plan import RoutePlan
 from engine.types import FinishReason, GenerateRequest, SamplingParams, TokenDelta
 
@@ -191,23 +191,28 @@ async def test_no_more_wait_than_one_replica_takes(bench: Bench) -> None:
 
 
 @dataclass
-class Place:
+class Destination:
     """`leaves`: the replica is just being taken out when the request comes."""
 
     cold: ColdStart | None = None
     up: bool = False
     leaves: bool = False
     weights: str | None = "w"
-    returning: bool = False
-    succeeding: bool = False
-    suspect: frozenset[Failure] = frozenset()
+    may_recover: bool = False
+    successor_expected: bool = False
     asked: int = 0
 
     @property
-    def resting(self) -> ColdStart | None:
+    def cold_start(self) -> ColdStart | None:
         return None if self.up else self.cold
 
-    async def attempt(self, ask: Ask) -> Deltas:
+    def suspects(self, error: Exception) -> bool:
+        return False
+
+    async def begin(self, request: RoutedRequest) -> BegunStream:
+        return await BegunStream.of(self.play(request))
+
+    async def play(self, ask: RoutedRequest) -> AsyncGenerator[list[TokenDelta], None]:
         self.asked += 1
         if self.leaves:
             self.leaves = self.up = False
@@ -215,55 +220,57 @@ class Place:
         yield [TokenDelta(r.request_id, 0, (1,), "one", finish_reason=FinishReason.LENGTH) for r in ask.requests]
 
 
-async def answer(places: dict[str, Any], *names: str, **limits: Any) -> str:
-    dispatcher = Dispatcher(places, lambda: 0.0)
-    stream = dispatcher.generate(Ask((REQUEST,), True, Origin()), RoutePlan(names, 0, limits=Limits(**limits)))
+async def answer(destinations: dict[str, Any], *names: str, **limits: Any) -> str:
+    dispatcher = Dispatcher(destinations, lambda: 0.0)
+    stream = dispatcher.generate(
+        RoutedRequest((REQUEST,), True, RoutingHints()), RoutePlan(names, limits=Limits(**limits))
+    )
     return "".join([delta.text async for deltas in stream for delta in deltas])
 
 
 async def test_a_request_waits_for_the_first_replica(bench: Bench) -> None:
-    place = Place(bench.cold())
-    task = asyncio.create_task(answer({"a": place}, "a"))
+    destination = Destination(bench.cold())
+    task = asyncio.create_task(answer({"a": destination}, "a"))
     await until(lambda: bench.handle.open == 1)
-    assert not place.asked
-    place.up = True
-    assert place.cold is not None
-    place.cold.up()
-    assert await task == "one" and place.asked == 1
+    assert not destination.asked
+    destination.up = True
+    assert destination.cold is not None
+    destination.cold.up()
+    assert await task == "one" and destination.asked == 1
 
 
 async def test_a_request_in_the_moment_in_which_the_last_replica_leaves(bench: Bench) -> None:
-    place = Place(bench.cold(), up=True, leaves=True)
-    task = asyncio.create_task(answer({"a": place}, "a"))
+    destination = Destination(bench.cold(), up=True, leaves=True)
+    task = asyncio.create_task(answer({"a": destination}, "a"))
     await until(lambda: bench.handle.open == 1)
-    place.up = True
-    assert place.cold is not None
-    place.cold.up()
-    assert await task == "one" and place.asked == 2
+    destination.up = True
+    assert destination.cold is not None
+    destination.cold.up()
+    assert await task == "one" and destination.asked == 2
 
 
 async def test_who_is_up_serves_while_the_first_choice_wakes(bench: Bench) -> None:
-    places = {"a": Place(bench.cold()), "b": Place(up=True), "c": Place(bench.cold())}
-    assert await answer(places, "a", "b", "c") == "one"
-    a, c = places["a"].cold, places["c"].cold
+    destinations = {"a": Destination(bench.cold()), "b": Destination(up=True), "c": Destination(bench.cold())}
+    assert await answer(destinations, "a", "b", "c") == "one"
+    a, c = destinations["a"].cold, destinations["c"].cold
     assert a is not None and a.starting and c is not None and not c.starting
-    assert await answer(places, "b", "c") == "one" and not c.starting
+    assert await answer(destinations, "b", "c") == "one" and not c.starting
     a.up()
 
 
 async def test_the_second_choice_when_the_first_cannot_start(bench: Bench) -> None:
     other = Bench()
     bench.trouble = "it failed to start"
-    places = {"a": Place(bench.cold()), "b": Place(other.cold())}
-    task = asyncio.create_task(answer(places, "a", "b"))
+    destinations = {"a": Destination(bench.cold()), "b": Destination(other.cold())}
+    task = asyncio.create_task(answer(destinations, "a", "b"))
     await until(lambda: other.handle.open == 1)
-    places["b"].up = True
-    second = places["b"].cold
+    destinations["b"].up = True
+    second = destinations["b"].cold
     assert second is not None
     second.up()
-    assert await task == "one" and not places["a"].asked
+    assert await task == "one" and not destinations["a"].asked
 
 
 async def test_a_deadline_bounds_the_waiting(bench: Bench) -> None:
     with pytest.raises(ModelUnavailableError):
-        await answer({"a": Place(bench.cold())}, "a", deadline_s=0.01)
+        await answer({"a": Destination(bench.cold())}, "a", deadline_s=0.01)

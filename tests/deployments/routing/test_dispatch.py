@@ -1,24 +1,25 @@
-"""A request's way through places that serve it, refuse it, hang, and break off."""
+"""A request's way through destinations that serve it, refuse it, hang, and break off."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from helpers_routing import BegunStream
 from helpers_upstream import DONE, EVENT_STREAM, StandIn, event, said
 
 from deployments.channel.errors import ReplicaFaultError, StreamLostError
 from deployments.config.failures import Failure
 from deployments.config.routing_table import Limits
 from deployments.routing.circuit import State
-from deployments.routing.destinations import Ask, Deltas, UpstreamPlace
+from deployments.routing.destinations import RoutedRequest, UpstreamDestination
 from deployments.routing.dispatch import Dispatcher
 from deployments.routing.errors import ModelUnavailableError, OverloadedError, ReplicaLostError
-from deployments.routing.hints import Origin
+from deployments.routing.hints import RoutingHints
 from deployments.routing.plan import RoutePlan
 from deployments.upstream.errors import UpstreamRefusedError
 from engine.errors import ContextLengthError, EngineDeadError, InvalidRequestError, QueueFullError
@@ -28,7 +29,7 @@ WORDS = ("one ", "two ", "three ", "four")
 TEXT = "".join(WORDS)
 SOON_S = 0.25  # in which even a machine that is busy elsewhere gets to what is ready
 REQUEST = GenerateRequest("r", (1, 2), SamplingParams(max_tokens=4, seed=1))
-ORIGIN = Origin("/chat/completions", {"model": "m", "messages": []})
+HINTS = RoutingHints("/chat/completions", {"model": "m", "messages": []})
 
 Step = int | Exception | asyncio.Event
 
@@ -41,13 +42,19 @@ class FakePool:
     scripts: list[Sequence[Step]] = field(default_factory=list)
     weights: str | None = "w"
     up: bool = True
-    resting: Any = None
-    succeeding: bool = False
-    suspect: frozenset[Failure] = frozenset({Failure.TIMEOUT})
-    asked: list[Ask] = field(default_factory=list)
+    cold_start: Any = None
+    may_recover: bool = False
+    successor_expected: bool = False
+    asked: list[RoutedRequest] = field(default_factory=list)
     closed: int = 0
 
-    async def attempt(self, ask: Ask) -> Deltas:
+    def suspects(self, error: Exception) -> bool:
+        return isinstance(error, TimeoutError)
+
+    async def begin(self, request: RoutedRequest) -> BegunStream:
+        return await BegunStream.of(self.play(request), request.first_token_s)
+
+    async def play(self, ask: RoutedRequest) -> AsyncGenerator[list[TokenDelta], None]:
         self.asked.append(ask)
         script = self.scripts.pop(0) if self.scripts else ()
         answers = [_answer(request) for request in ask.requests]
@@ -86,21 +93,21 @@ class Clock:
 
 
 def plan(*names: str, shadows: tuple[str, ...] = (), **limits: Any) -> RoutePlan:
-    return RoutePlan(names, 0, shadows, 0.5, Limits(**limits))
+    return RoutePlan(names, shadows, 0.5, Limits(**limits))
 
 
 async def run(
-    places: dict[str, Any],
+    destinations: dict[str, Any],
     route: RoutePlan,
     requests: Sequence[GenerateRequest] = (REQUEST,),
     clock: Clock | None = None,
 ) -> str:
-    return await answer(Dispatcher(places, clock or Clock()), route, requests)
+    return await answer(Dispatcher(destinations, clock or Clock()), route, requests)
 
 
 async def answer(d: Dispatcher, route: RoutePlan, requests: Sequence[GenerateRequest] = (REQUEST,)) -> str:
     seen: list[TokenDelta] = []
-    async for deltas in d.generate(Ask(tuple(requests), True, ORIGIN), route):
+    async for deltas in d.generate(RoutedRequest(tuple(requests), True, HINTS), route):
         seen += deltas
     assert [d.finish_reason is not None for d in seen].count(True) == len(requests)
     assert {d.request_id for d in seen} == {r.request_id for r in requests}
@@ -198,13 +205,13 @@ async def test_each_unfinished_prompt_goes_on() -> None:
 
 async def test_an_engine_that_gives_up_is_left() -> None:
     class GivesUp(FakePool):
-        async def attempt(self, ask: Ask) -> Deltas:
+        async def play(self, ask: RoutedRequest) -> AsyncGenerator[list[TokenDelta], None]:
             if not self.asked:
                 self.asked.append(ask)
                 yield [TokenDelta("r", 0, (1,), "one ", num_completion_tokens=1)]
                 yield [TokenDelta("r", 0, (), "tw", finish_reason=FinishReason.ABORT)]
                 return
-            async for deltas in FakePool.attempt(self, ask):
+            async for deltas in FakePool.play(self, ask):
                 yield deltas
 
     assert await run({"a": GivesUp()}, plan("a")) == TEXT
@@ -212,14 +219,14 @@ async def test_an_engine_that_gives_up_is_left() -> None:
 
 async def test_leaving_closes_the_attempt() -> None:
     a = FakePool([[1, asyncio.Event()]])
-    stream = Dispatcher({"a": a}, Clock()).generate(Ask((REQUEST,), True, ORIGIN), plan("a"))
+    stream = Dispatcher({"a": a}, Clock()).generate(RoutedRequest((REQUEST,), True, HINTS), plan("a"))
     await anext(stream)
     await stream.aclose()
     assert a.closed == 1
 
 
 async def test_retries_are_budgeted() -> None:
-    """A whole place failing does not double what the next one gets."""
+    """A whole destination failing does not double what the next one gets."""
     a, b = FakePool([[QueueFullError("x")]] * 1000), FakePool()
     d = Dispatcher({"a": a, "b": b}, Clock())
     refused = 0
@@ -258,14 +265,13 @@ async def test_a_deadline_goes_to_the_engine_and_ends_the_search() -> None:
     async def late() -> str:
         return await answer(d, plan("a", "b", deadline_s=5.0))
 
-    original = a.attempt
+    original = a.begin
 
-    async def slow(ask: Ask) -> Deltas:
+    async def slow(request: RoutedRequest) -> BegunStream:
         clock.now += 6.0
-        async for deltas in original(ask):
-            yield deltas
+        return await original(request)
 
-    a.attempt = slow  # type: ignore[method-assign]
+    a.begin = slow  # type: ignore[method-assign]
     with pytest.raises(QueueFullError):
         await late()
     assert a.asked[0].requests[0].deadline_s == 5.0 and not b.asked
@@ -275,9 +281,9 @@ async def test_a_deadline_goes_to_the_engine_and_ends_the_search() -> None:
 
 
 @asynccontextmanager
-async def upstream(stand_in: StandIn, **settings: Any) -> AsyncIterator[UpstreamPlace]:
+async def upstream(stand_in: StandIn, **settings: Any) -> AsyncIterator[UpstreamDestination]:
     async with stand_in.upstream(**settings) as client:
-        yield UpstreamPlace(client)
+        yield UpstreamDestination(client)
 
 
 GOOD = (said("one "), said("two"), said("", 0, "stop"), DONE)
@@ -299,12 +305,12 @@ async def test_a_bad_upstream_falls_back_and_its_circuit_opens_and_recovers(kind
             assert await answer(d, plan("up", "pool")) == TEXT
             clock.now += 0.01
         assert len(stand_in.asked) == 3  # then nobody waits for it any more
-        assert d._circuits["up"].state(clock.now) is State.OPEN
+        assert d.circuit_state("up") is State.OPEN
         stand_in.items, stand_in.status, stand_in.silent = GOOD, 200, None
         stand_in.headers = EVENT_STREAM
         clock.now += 1.0
         assert await answer(d, plan("up", "pool")) == "one two"
-        assert d._circuits["up"].state(clock.now) is State.CLOSED
+        assert d.circuit_state("up") is State.CLOSED
 
 
 @pytest.mark.parametrize("kind", BAD)
@@ -317,16 +323,16 @@ async def test_a_bad_upstream_alone_is_unavailable(kind: str) -> None:
 
 async def test_our_own_bound_on_connections_trips_nothing() -> None:
     stand_in, pool = StandIn([said("one "), asyncio.Event()]), FakePool()
-    async with upstream(stand_in, max_connections=1, connect_s=0.5) as up:
+    async with upstream(stand_in, max_connections=1) as up:
         d = Dispatcher({"up": up, "pool": pool}, Clock())
-        held = d.generate(Ask((REQUEST,), True, ORIGIN), plan("up"))
+        held = d.generate(RoutedRequest((REQUEST,), True, HINTS), plan("up"))
         await anext(held)
-        for _ in range(4):
-            assert await answer(d, plan("up", "pool")) == TEXT
+        for _ in range(10):
+            assert await answer(d, plan("up", "pool", first_token_s=0.001)) == TEXT
         with pytest.raises(OverloadedError):
-            await answer(d, plan("up"))
+            await answer(d, plan("up", first_token_s=0.001))
         await held.aclose()
-        assert d._circuits["up"].state(0.0) is State.CLOSED
+        assert d.circuit_state("up") is State.CLOSED
 
 
 async def test_an_upstream_cut_in_the_middle_is_a_clean_error_and_asks_nobody_else() -> None:
@@ -335,7 +341,7 @@ async def test_an_upstream_cut_in_the_middle_is_a_clean_error_and_asks_nobody_el
     async with upstream(StandIn([said("one ")])) as up:
         d = Dispatcher({"up": up, "pool": pool}, Clock())
         with pytest.raises(ReplicaLostError):
-            async for deltas in d.generate(Ask((REQUEST,), True, ORIGIN), plan("up", "pool")):
+            async for deltas in d.generate(RoutedRequest((REQUEST,), True, HINTS), plan("up", "pool")):
                 seen += deltas
     assert [d.text for d in seen] == ["one "] and not pool.asked
 

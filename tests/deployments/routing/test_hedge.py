@@ -3,107 +3,123 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from deployments.routing.hedge import hedged
 
+Step = str | asyncio.Event | Exception
+
+
+class Begun:
+    """What an attempt gives."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name = name
+        self._log = log
+
+    def close(self) -> None:
+        self._log.append(f"{self.name} closed")
+
 
 class Attempts:
-    """Makes attempts and remembers what became of them. An item that is an event is waited for."""
+    """Makes attempts and remembers what became of them. A step that is an event is waited for, an error is raised."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
 
-    async def run(self, name: str, items: Sequence[int | asyncio.Event | Exception]) -> AsyncGenerator[int, None]:
-        self.log.append(f"{name} begun")
+    async def run(self, name: str, *steps: Step) -> Begun:
+        self.log.append(f"{name} asked")
         try:
-            for item in items:
-                if isinstance(item, asyncio.Event):
-                    await item.wait()
-                elif isinstance(item, Exception):
-                    raise item
-                else:
-                    yield item
-        finally:
-            self.log.append(f"{name} closed")
+            for step in steps:
+                if isinstance(step, asyncio.Event):
+                    await step.wait()
+                elif isinstance(step, Exception):
+                    raise step
+        except BaseException as error:
+            self.log.append(f"{name} {type(error).__name__}")
+            raise
+        self.log.append(f"{name} begun")
+        return Begun(name, self.log)
+
+    async def both(self, a: Sequence[Step], b: Sequence[Step], delay_s: float = 0.001) -> str:
+        """Who has won."""
+        return (await hedged(lambda: self.run("a", *a), lambda: self.run("b", *b), delay_s)).name
+
+    async def until(self, entry: str) -> None:
+        async with asyncio.timeout(60):
+            while entry not in self.log:
+                await asyncio.sleep(0)
 
 
-async def both(
-    a: Sequence[int | asyncio.Event | Exception], b: Sequence[int | asyncio.Event | Exception], delay_s: float = 0.001
-) -> tuple[list[int], list[str]]:
-    attempts = Attempts()
-    got = [item async for item in hedged(lambda: attempts.run("a", a), lambda: attempts.run("b", b), delay_s)]
-    return got, attempts.log
+@pytest.fixture
+def attempts() -> Attempts:
+    return Attempts()
 
 
-async def test_a_quick_first_one_is_alone() -> None:
-    assert await both([1, 2], [3], delay_s=60) == ([1, 2], ["a begun", "a closed"])
+async def test_a_quick_first_one_is_alone(attempts: Attempts) -> None:
+    assert await attempts.both([], [], delay_s=60) == "a"
+    assert attempts.log == ["a asked", "a begun"]
 
 
-async def test_the_second_one_wins_over_a_silent_first() -> None:
-    got, log = await both([asyncio.Event(), 1], [3, 4])
-    assert got == [3, 4] and sorted(log) == ["a begun", "a closed", "b begun", "b closed"]
+async def test_the_second_one_wins_over_a_silent_first(attempts: Attempts) -> None:
+    assert await attempts.both([asyncio.Event()], []) == "b"
+    assert attempts.log == ["a asked", "b asked", "b begun", "a CancelledError"]
 
 
-async def test_the_first_may_still_win() -> None:
+async def test_the_first_may_still_win(attempts: Attempts) -> None:
     late = asyncio.Event()
-    attempts = Attempts()
-    stream = hedged(lambda: attempts.run("a", [late, 1]), lambda: attempts.run("b", [asyncio.Event()]), 0.001)
-    task = asyncio.ensure_future(anext(stream))
-    while "b begun" not in attempts.log:
-        await asyncio.sleep(0)
+    task = asyncio.create_task(attempts.both([late], [asyncio.Event()]))
+    await attempts.until("b asked")
     late.set()
-    assert await task == 1
-    assert "b closed" in attempts.log
-    await stream.aclose()
+    assert await task == "a"
+    assert attempts.log == ["a asked", "b asked", "a begun", "b CancelledError"]
 
 
-async def test_one_that_fails_leaves_it_to_the_other() -> None:
+async def test_of_two_that_begin_at_once_one_is_closed(attempts: Attempts) -> None:
     go = asyncio.Event()
-    attempts = Attempts()
-    stream = hedged(
-        lambda: attempts.run("a", [go, ValueError()]), lambda: attempts.run("b", [go, asyncio.Event()]), 0.0
-    )
-    task = asyncio.ensure_future(anext(stream))
-    while "b begun" not in attempts.log:
-        await asyncio.sleep(0)
+    task = asyncio.create_task(attempts.both([go], [go]))
+    await attempts.until("b asked")
     go.set()
-    while "a closed" not in attempts.log:
-        await asyncio.sleep(0)
+    winner = await task
+    loser = "b" if winner == "a" else "a"
+    assert attempts.log == ["a asked", "b asked", "a begun", "b begun", f"{loser} closed"]
+
+
+async def test_one_that_fails_leaves_it_to_the_other(attempts: Attempts) -> None:
+    go = asyncio.Event()
+    task = asyncio.create_task(attempts.both([go, ValueError()], [go, asyncio.Event()], 0.0))
+    await attempts.until("b asked")
+    go.set()
+    await attempts.until("a ValueError")
     assert not task.done()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert "b closed" in attempts.log
+    assert attempts.log[-1] == "b CancelledError"
 
 
-async def test_a_failure_before_the_delay_is_the_answer() -> None:
+async def test_a_failure_before_the_delay_is_the_answer(attempts: Attempts) -> None:
     with pytest.raises(ValueError):
-        await both([ValueError()], [1], delay_s=60)
+        await attempts.both([ValueError()], [], delay_s=60)
+    assert attempts.log == ["a asked", "a ValueError"]
 
 
-async def test_when_both_fail_so_does_the_answer() -> None:
+async def test_when_both_fail_so_does_the_answer(attempts: Attempts) -> None:
     go = asyncio.Event()
-    attempts = Attempts()
-    stream = hedged(lambda: attempts.run("a", [go, ValueError()]), lambda: attempts.run("b", [KeyError()]), 0.0)
-    task = asyncio.ensure_future(anext(stream))
-    while "b closed" not in attempts.log:
-        await asyncio.sleep(0)
+    task = asyncio.create_task(attempts.both([go, ValueError()], [KeyError()], 0.0))
+    await attempts.until("b KeyError")
+    await asyncio.sleep(0.01)  # else both fail in the same turn of the loop, and either is raised
     go.set()
-    with pytest.raises((KeyError, ValueError)):
+    with pytest.raises(KeyError):
         await task
 
 
-async def test_leaving_early_closes_what_runs() -> None:
-    attempts = Attempts()
-    stream = hedged(lambda: attempts.run("a", [1, 2]), lambda: attempts.run("b", [3]), 60)
-    assert await anext(stream) == 1
-    await stream.aclose()
-    assert attempts.log == ["a begun", "a closed"]
-
-
-async def test_an_attempt_that_gives_nothing_is_an_error() -> None:
-    with pytest.raises(RuntimeError):
-        await both([], [1], delay_s=60)
+async def test_leaving_cancels_what_runs(attempts: Attempts) -> None:
+    task = asyncio.create_task(attempts.both([asyncio.Event()], [asyncio.Event()]))
+    await attempts.until("b asked")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert sorted(attempts.log[2:]) == ["a CancelledError", "b CancelledError"]

@@ -21,7 +21,7 @@ from deployments.routing import pool as pool_module
 from deployments.routing import serve_backend as backend_module
 from deployments.routing import table_feed
 from deployments.routing.errors import ModelUnavailableError
-from deployments.routing.serve_backend import ServeBackend
+from deployments.routing.serve_backend import GraphHandles, ServeBackend
 from deployments.routing.served_model import ServedModel
 from engine.config import EngineConfig
 
@@ -37,6 +37,9 @@ class Replica:
     load: Load = field(default_factory=Load)
 
     def retire(self) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 
@@ -110,13 +113,15 @@ async def backend(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     tasks = asyncio.all_tasks()
     router: Any = Router()
     pool: Any = serve
-    made = ServeBackend({"a": ServedModel("a", 0, "tests", 0, demo_text())}, (config,), (), router, {"a": pool}, pool)
+    made = ServeBackend(
+        {"a": ServedModel("a", 0, "tests", 0, demo_text())}, (config,), (), GraphHandles(router, {"a": pool}, pool)
+    )
     try:
         await made.acquaint(60)
         yield made
     finally:
-        for task in asyncio.all_tasks() - tasks:
-            task.cancel()
+        await made.close()
+        await until(lambda: asyncio.all_tasks() <= tasks)  # a task that waited for a replica ends a moment later
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -135,7 +140,7 @@ async def test_it_is_listed_and_ready_while_it_rests_and_woken_once(monkeypatch:
         with pytest.raises(ModelUnavailableError):
             await b.awaken("a")  # it is up: that is not what it lacks
         serve.replicas = 0
-        await until(lambda: b._pools["a"].resting is not None)
+        await until(lambda: b._pools["a"].cold_start is not None)
         assert await b.ready() and b.vacancy("a") is Vacancy.ASLEEP
         assert b.models()["a"].max_model_len == 512  # which is known now
 
@@ -147,7 +152,7 @@ async def test_one_that_fails_to_start_is_not_ready(monkeypatch: pytest.MonkeyPa
         await until(lambda: b.vacancy("a") is Vacancy.STARTING)
         assert await b.ready()
         task.cancel()
-        cold = b._pools["a"].resting
+        cold = b._pools["a"].cold_start
         assert cold is not None
         cold.failing = True
         cold._task = None
@@ -161,7 +166,7 @@ async def test_one_taken_out_of_rotation_is_not_woken(monkeypatch: pytest.Monkey
         [member] = b._pools["a"]._members.values()
         channel: Any = member.channel
         channel.usable, channel.duty = False, Duty.DRAINED
-        assert b._pools["a"].resting is None
+        assert b._pools["a"].cold_start is None
         with pytest.raises(ModelUnavailableError):
             await b.awaken("a")
         assert not serve.calls

@@ -17,21 +17,21 @@ from deployments.channel.replica_info import Address, Duty, Load, ReplicaInfo
 from deployments.channel.server import ChannelServer
 from deployments.config.routing_table import Limits
 from deployments.routing import pool as pool_module
-from deployments.routing.destinations import Ask
+from deployments.routing.destinations import RoutedRequest
 from deployments.routing.dispatch import Dispatcher
 from deployments.routing.errors import ModelUnavailableError, OverloadedError, ReplicaLostError, ReplicaSilentError
-from deployments.routing.hints import Origin
+from deployments.routing.hints import RoutingHints
 from deployments.routing.plan import RoutePlan
 from deployments.routing.policies import POLICIES
 from deployments.routing.pool import Pool
-from deployments.routing.pool_destination import PoolPlace
+from deployments.routing.pool_destination import PoolDestination
 from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.types import GenerateRequest, SamplingParams
 
 PARAMS = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
-PLAN = RoutePlan(("pool",), 0)
+PLAN = RoutePlan(("pool",))
 
 
 @dataclass
@@ -93,12 +93,12 @@ class Serve:
 class Bench:
     serve: Serve
     pool: Pool
-    place: PoolPlace
+    destination: PoolDestination
     dispatcher: Dispatcher
 
     async def run(self, request: GenerateRequest, plan: RoutePlan = PLAN, streamed: bool = True) -> str:
         text = ""
-        async for deltas in self.dispatcher.generate(Ask((request,), streamed, Origin()), plan):
+        async for deltas in self.dispatcher.generate(RoutedRequest((request,), streamed, RoutingHints()), plan):
             text += "".join(delta.text for delta in deltas)
         return text
 
@@ -118,16 +118,15 @@ async def bench(names: str = "ab", max_queue_s: float | None = None) -> AsyncIte
     policy = POLICIES.get("prefix_affinity")()
     pool = Pool("pool", serve, policy, lambda info: None, random.Random(1), 16)  # type: ignore[arg-type]
     clock = asyncio.get_running_loop().time
-    place = PoolPlace(pool, max_queue_s, clock)
-    made = Bench(serve, pool, place, Dispatcher({"pool": place}, clock))
+    destination = PoolDestination(pool, max_queue_s, clock)
+    made = Bench(serve, pool, destination, Dispatcher({"pool": destination}, clock))
     watch = asyncio.create_task(pool.watch())
     try:
         await made.until(lambda: made.usable() == len(names))
         yield made
     finally:
         watch.cancel()
-        for member in pool._members.values():
-            member.channel.close()
+        pool.close()
         for replica in {id(r): r for r in [*everyone, *serve.replicas]}.values():
             await replica.stop()
 
@@ -227,7 +226,7 @@ async def test_a_new_request_is_refused_once_there_is_no_successor() -> None:
         await b.until(lambda: b.usable() == 0)
         with pytest.raises(ModelUnavailableError):
             await b.run(request(1))
-        assert b.usable() == 0 and not b.pool.succeeding
+        assert b.usable() == 0 and not b.pool.successor_expected
 
 
 async def test_a_replica_out_of_rotation_lets_streams_end_or_sends_them_on() -> None:
@@ -312,8 +311,7 @@ async def test_a_new_gateway_hears_of_the_prefixes_that_are_there() -> None:
         watch = asyncio.create_task(other.watch())
         await b.until(lambda: bool(other.prefixes._held.get("a")))
         watch.cancel()
-        for member in other._members.values():
-            member.channel.close()
+        other.close()
 
 
 async def test_a_queue_too_long_sheds_the_lowest_tier_first() -> None:
@@ -330,7 +328,7 @@ async def test_a_queue_too_long_sheds_the_lowest_tier_first() -> None:
 
 async def test_the_first_word_of_an_unstreamed_answer_comes_early() -> None:
     async with bench("a") as b:
-        stream = b.dispatcher.generate(Ask((request(1, max_tokens=300),), False, Origin()), PLAN)
+        stream = b.dispatcher.generate(RoutedRequest((request(1, max_tokens=300),), False, RoutingHints()), PLAN)
         first = await anext(stream)
         assert first[0].num_completion_tokens < 300
         rest = [deltas async for deltas in stream]
@@ -348,11 +346,11 @@ async def test_long_prompts_are_looked_at_in_pieces_and_only_where_somebody_look
                 await asyncio.sleep(0)
 
         beside = asyncio.create_task(neighbour())
-        assert len(await b.place._chain([long])) == 300 and turns
+        assert len(await b.destination.prefix_keys([long])) == 300 and turns
         beside.cancel()
         b.serve.replicas[0].server.take_out(None)
         await b.until(lambda: b.usable() == 1)
-        assert await b.place._chain([long]) == []  # no choice to be made
+        assert await b.destination.prefix_keys([long]) == []  # no choice to be made
 
 
 class _Silent:

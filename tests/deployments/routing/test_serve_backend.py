@@ -22,11 +22,11 @@ from deployments.channel.replica_info import Address, Duty, Load, ReplicaInfo
 from deployments.config.application import ModelConfig
 from deployments.config.routing import RoutingConfig, compiled
 from deployments.routing import pool as pool_module
-from deployments.routing import pool_destination as pool_place
 from deployments.routing import table_feed
 from deployments.routing.errors import ModelUnavailableError, ReplicaLostError, UnableError, UnknownModelError
-from deployments.routing.hints import Origin
-from deployments.routing.serve_backend import ServeBackend
+from deployments.routing.hints import RoutingHints
+from deployments.routing.pool_destination import MAX_TRIES
+from deployments.routing.serve_backend import GraphHandles, ServeBackend
 from deployments.routing.served_model import ServedModel
 from engine.config import EngineConfig
 from engine.errors import ContextLengthError, EngineDeadError, QueueFullError
@@ -55,20 +55,25 @@ class Stream:
 
     def __init__(self, steps: list[Step]) -> None:
         self.steps = list(steps)
-        self.started = False
         self.closed = False
+        self.first: list[TokenDelta] | None = None
 
     def close(self) -> None:
         self.closed = True
+
+    async def begin(self) -> None:
+        self.first = await anext(self)
 
     def __aiter__(self) -> Stream:
         return self
 
     async def __anext__(self) -> list[TokenDelta]:
+        if self.first is not None:
+            first, self.first = self.first, None
+            return first
         while self.steps:
             step = self.steps.pop(0)
             if isinstance(step, list):
-                self.started = True
                 return step
             if isinstance(step, BaseException):
                 raise step
@@ -100,6 +105,9 @@ class Replica:
     def retire(self) -> None:
         self.retired += 1
 
+    def close(self) -> None:
+        self.usable = False
+
 
 class Replicas(dict[str, Replica]):
     """By id; made when first asked for."""
@@ -108,7 +116,7 @@ class Replicas(dict[str, Replica]):
         self[name] = Replica(info(name).address)
         return self[name]
 
-    def connect(self, address: Address, on_change: object, rng: object, on_prefixes: object) -> Replica:
+    def connect(self, address: Address, *_: object) -> Replica:
         self[address.replica_id].connected += 1
         return self[address.replica_id]
 
@@ -196,14 +204,14 @@ async def backend(
     router = router or Router(pools)
     tasks = asyncio.all_tasks()
     made = ServeBackend(  # type: ignore[arg-type]
-        models, configs, (), router, pools, gateways or Handle(list), on_usable=on_usable
+        models, configs, (), GraphHandles(router, pools, gateways or Handle(list)), on_usable=on_usable
     )
     try:
         await settled(lambda: all(handle.asked > 1 for handle in pools.values()) and len(router.made) > 1)
         yield made
     finally:
-        for task in asyncio.all_tasks() - tasks:
-            task.cancel()
+        await made.close()
+        await settled(lambda: asyncio.all_tasks() <= tasks)
 
 
 async def settled(condition: Callable[[], bool]) -> None:
@@ -214,7 +222,9 @@ async def settled(condition: Callable[[], bool]) -> None:
 
 
 async def run(b: ServeBackend, request: GenerateRequest = REQUEST, model: str = "a") -> list[int]:
-    return [t async for deltas in b.generate(model, (request,), True, Origin()) for d in deltas for t in d.token_ids]
+    return [
+        t async for deltas in b.generate(model, (request,), True, RoutingHints()) for d in deltas for t in d.token_ids
+    ]
 
 
 def rpc_error(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
@@ -271,7 +281,7 @@ async def test_a_request_that_goes_well(replicas: Replicas) -> None:
         assert b.models()["a"].max_model_len == 512 and b.models()["a"].fingerprint == "fp_a"
         assert await b.ready()
         assert await run(b) == [1, 2]
-        async for _ in b.generate("a", (REQUEST,), False, Origin()):
+        async for _ in b.generate("a", (REQUEST,), False, RoutingHints()):
             pass
     assert replicas["a"].streamed == [True, False]
     assert [s.closed for s in replicas["a"].streams] == [True, True]
@@ -302,7 +312,7 @@ async def test_replicas_lost_later_one_after_the_other_end_it_with_an_error(
         b._pools["a"]._members["b"].last_chosen = 1  # it is a's turn
         replicas["a"].calls.append([loss])
         with pytest.raises(ReplicaLostError):
-            async for deltas in b.generate("a", (REQUEST,), True, Origin()):
+            async for deltas in b.generate("a", (REQUEST,), True, RoutingHints()):
                 seen += deltas
     assert [d.token_ids for d in seen] == [(1,)]
     assert all(s.closed for name in "ab" for s in replicas[name].streams)
@@ -315,7 +325,7 @@ async def test_losses_in_a_row_end_in_unavailable(replicas: Replicas) -> None:
     async with backend(a=Handle(lambda: [info(name) for name in names])) as b:
         with pytest.raises(ModelUnavailableError):
             await run(b)
-    assert sum(len(replicas[name].streams) for name in names) == pool_place._TRIES
+    assert sum(len(replicas[name].streams) for name in names) == MAX_TRIES
 
 
 async def test_no_replica_is_tried_twice(replicas: Replicas) -> None:
@@ -439,9 +449,9 @@ async def test_cancelling_the_caller_closes_the_stream(replicas: Replicas, befor
 async def test_leaving_the_iterator_closes_the_stream(replicas: Replicas) -> None:
     replicas["a"].calls = [GOOD]
     async with backend(a=one()) as b:
-        stream = b.generate("a", (REQUEST,), True, Origin())
+        stream = b.generate("a", (REQUEST,), True, RoutingHints())
         await anext(stream)
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
     assert replicas["a"].streams[0].closed
 
 
@@ -480,20 +490,20 @@ async def test_models_follow_the_table(replicas: Replicas) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "origin", "error"),
+    ("config", "hints", "error"),
     [
-        ({"tiers": {"default": {"pools": []}}}, Origin(), UnknownModelError),
-        ({"targets": {"a": {"max_tokens": 3}}}, Origin(), ContextLengthError),
-        ({"targets": {"a": {"abilities": []}}}, Origin(fields={"logprobs": 3}), UnableError),
+        ({"tiers": {"default": {"pools": []}}}, RoutingHints(), UnknownModelError),
+        ({"targets": {"a": {"max_tokens": 3}}}, RoutingHints(), ContextLengthError),
+        ({"targets": {"a": {"abilities": []}}}, RoutingHints(fields={"logprobs": 3}), UnableError),
     ],
 )
 async def test_what_no_pool_may_serve(
-    replicas: Replicas, config: dict[str, Any], origin: Origin, error: type[Exception]
+    replicas: Replicas, config: dict[str, Any], hints: RoutingHints, error: type[Exception]
 ) -> None:
     router = Router("a")
     router.answer = compiled(RoutingConfig.model_validate(config), ["a"], (), {"default": 0})
     async with backend(router, a=one()) as b:
         with pytest.raises(error):
-            async for _ in b.generate("a", (REQUEST,), True, origin):
+            async for _ in b.generate("a", (REQUEST,), True, hints):
                 pass
     assert not replicas["a"].streams

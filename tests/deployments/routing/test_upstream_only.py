@@ -6,15 +6,17 @@ import asyncio
 from typing import Any
 
 import pytest
-from helpers_gateway import demo_text
+from helpers_gateway import FakeBackend, demo_text
 from helpers_upstream import StandIn
 
+from deployments.config.gateway import GatewayConfig
 from deployments.config.routing import RoutingConfig, compiled
 from deployments.config.routing_table import RoutingTable
 from deployments.config.upstream import UpstreamConfig
+from deployments.gateway.app import create_app
 from deployments.routing.errors import UnableError
-from deployments.routing.hints import Origin
-from deployments.routing.serve_backend import ServeBackend
+from deployments.routing.hints import RoutingHints
+from deployments.routing.serve_backend import GraphHandles, ServeBackend
 from deployments.routing.served_model import ServedModel
 from engine.errors import ContextLengthError
 from engine.types import GenerateRequest, SamplingParams
@@ -54,7 +56,7 @@ async def test_upstreams_alone_are_ready_and_serve() -> None:
 async def ready_and_serving(stand_in: StandIn, config: UpstreamConfig) -> None:
     served = {"far": ServedModel("far", 0, "far", 100, demo_text())}
     tasks = asyncio.all_tasks()
-    backend = ServeBackend(served, (), (config,), Router(), {}, None)  # type: ignore[arg-type]
+    backend = ServeBackend(served, (), (config,), GraphHandles(Router(), {}, None))  # type: ignore[arg-type]
     try:
         async with asyncio.timeout(60):
             while not await backend.ready():
@@ -63,8 +65,8 @@ async def ready_and_serving(stand_in: StandIn, config: UpstreamConfig) -> None:
 
         async def ask(num_tokens: int, **fields: Any) -> str:
             request = GenerateRequest("r", (1, 2, 3), SamplingParams(max_tokens=num_tokens))
-            origin = Origin("/chat/completions", {"model": "far", "messages": [], **fields})
-            stream = backend.generate("far", (request,), True, origin)
+            hints = RoutingHints("/chat/completions", {"model": "far", "messages": [], **fields})
+            stream = backend.generate("far", (request,), True, hints)
             return "".join([delta.text async for deltas in stream for delta in deltas])
 
         assert await ask(20) == "one two"
@@ -75,5 +77,14 @@ async def ready_and_serving(stand_in: StandIn, config: UpstreamConfig) -> None:
         with pytest.raises(UnableError, match="No pool of the model"):
             await ask(20, logprobs=True)
     finally:
-        for task in asyncio.all_tasks() - tasks:
-            task.cancel()
+        await backend.close()
+        assert asyncio.all_tasks() - tasks == set()
+    await stand_in.left()
+
+
+async def test_the_backend_is_closed_when_its_app_ends() -> None:
+    backend = FakeBackend()
+    app = create_app(GatewayConfig(), backend)
+    async with app.router.lifespan_context(app):
+        assert not backend.shut_down
+    assert backend.shut_down

@@ -1,0 +1,35 @@
+"""Destinations without replicas and servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+
+from engine.types import TokenDelta
+
+
+class BegunStream:
+    """What begin() of a destination gives, played by a generator whose first deltas are there."""
+
+    def __init__(self, first: list[TokenDelta], rest: AsyncGenerator[list[TokenDelta], None]) -> None:
+        self._first: list[TokenDelta] | None = first
+        self._rest = rest
+
+    @classmethod
+    async def of(cls, deltas: AsyncGenerator[list[TokenDelta], None], within_s: float | None = None) -> BegunStream:
+        async with asyncio.timeout(within_s):
+            return cls(await anext(deltas), deltas)
+
+    def __aiter__(self) -> BegunStream:
+        return self
+
+    async def __anext__(self) -> list[TokenDelta]:
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        return await anext(self._rest)
+
+    def close(self) -> None:
+        with suppress(StopIteration):  # its `finally` awaits nothing
+            self._rest.aclose().send(None)
