@@ -47,7 +47,7 @@ class Signals:
 
     `serving` take requests, `starting` will; `target` is what was last asked for. `queued`: requests no replica
     has. `reporting`: how many serving replicas have a fresh sample. With none, all sums are None: unknown. Percentiles
-    are means over the replicas that have any; `kv_peak` and `startup_s` the largest. `age_s`: of the newest sample.
+    are means over the replicas that have any; `startup_s` is the largest.
     """
 
     serving: int
@@ -55,7 +55,6 @@ class Signals:
     target: int
     queued: float
     reporting: int
-    age_s: float | None = None
     waiting: float | None = None
     running: float | None = None
     pending_tokens: float | None = None
@@ -63,7 +62,6 @@ class Signals:
     utilisation: float | None = None
     seats_used: float | None = None
     kv_used: float | None = None
-    kv_peak: float | None = None
     arrival_rate: float | None = None
     ttft_p50_s: float | None = None
     ttft_p95_s: float | None = None
@@ -96,14 +94,13 @@ def pool_signals(
     if not fresh:
         return Signals(serving, starting, target, queued, 0)
     columns = [[v for v in column if v is not None and v == v] for column in zip(*fresh, strict=True)]  # v == v: no NaN
-    at, waiting, running, pending, backlog, utilisation, seats, kv, arrivals, p50, p95, itl, startup = columns
+    _, waiting, running, pending, backlog, utilisation, seats, kv, arrivals, p50, p95, itl, startup = columns
     return Signals(
         serving,
         starting,
         target,
         queued,
         len(fresh),
-        now_s - max(at),
         _total(waiting, silent),
         _total(running, silent),
         _total(pending, silent),
@@ -111,7 +108,6 @@ def pool_signals(
         _total(utilisation, silent),
         _total(seats, silent),
         _total(kv, silent),
-        max(kv, default=None),
         _total(arrivals, silent),
         _mean(p50),
         _mean(p95),
@@ -162,9 +158,11 @@ class ScalingPolicy(Protocol):
     raw: ClassVar[bool]
 
     @classmethod
-    def build(cls, params: Any) -> Self: ...
+    def build(cls, params: Any) -> Self:
+        """A policy without a past. `params`: of the type `Params`."""
 
-    def decide(self, signals: Signals, now_s: float) -> Proposal: ...
+    def decide(self, signals: Signals, now_s: float) -> Proposal:
+        """Called about once a second with what the pool says of itself."""
 
 
 POLICIES: Registry[ScalingPolicy] = Registry(

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from autoscaling.settings import PolicyError, Settings, setting
 
-_SILENT_S = 1.0  # Serve asks about every pool ten times a second, but for one that is being woken
+_SILENT_S = 1.0  # Serve asks ten times a second about every pool except one that is being woken
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,14 @@ from autoscaling.simulator.run import Outcome, Setup, simulate
 from autoscaling.spec import PolicySpec
 from autoscaling.traces.trace import Trace
 
-LOWEST, HIGHEST = 0.25, 4096.0  # of target_ongoing_requests
-_SEARCH_STEPS = 14
-_CLOSE = 0.005
+LOWEST, HIGHEST = 0.25, 4096.0  # target_ongoing_requests: from far too many replicas to far too few
+_CLOSE = 0.005  # of the target's logarithm: half a percent changes no replica, and each halving costs a simulation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tried:
+    """One simulation of the baseline: with which settings, what happened, and the numbers of that."""
+
     spec: PolicySpec
     outcome: Outcome
     summary: Summary
@@ -36,6 +37,7 @@ class Baseline:
         self._tried: dict[float, Tried] = {}
 
     def at_target(self, target: float) -> Tried:
+        """With `target` ongoing requests per replica, to four digits."""
         target = float(f"{target:.4g}")
         if target not in self._tried:
             spec = self._spec.with_params(f"{self._spec.label} @{target:g}", target_ongoing_requests=target)
@@ -57,14 +59,12 @@ class Baseline:
     def _search(self, more_wanted: Callable[[Tried], bool]) -> None:
         """Bisect for the highest target that still satisfies: replica-hours fall with the target."""
         low, high = math.log(LOWEST), math.log(HIGHEST)
-        for _ in range(_SEARCH_STEPS):
+        while high - low >= _CLOSE:
             middle = (low + high) / 2
             if more_wanted(self.at_target(math.exp(middle))):
                 low = middle
             else:
                 high = middle
-            if high - low < _CLOSE:
-                break
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,11 @@ class Comparison:
 
     @property
     def cheaper(self) -> float | None:
+        """The share of the baseline's replica-hours that the policy saves at the same attainment."""
         return 1 - self.policy.replica_hours / self.same_slo.replica_hours if self.same_slo else None
 
     def cells(self) -> tuple[str, ...]:
+        """One text for each of HEADS."""
         s, slo = self.same_hours, self.same_slo
         return (
             self.trace,
@@ -103,6 +105,7 @@ class Comparison:
         )
 
     def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
         return {**asdict(self), "cheaper": self.cheaper}
 
 

@@ -20,6 +20,7 @@ class Controller:
         self._guardrails = guardrails
 
     def decide(self, signals: Signals, now_s: float) -> Decision:
+        """The target from now on, in replicas. Never raises."""
         if signals.serving and not signals.reporting:
             return self._hold(signals, now_s, f"stale: no sample of {signals.serving} serving replicas")
         try:

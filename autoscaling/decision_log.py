@@ -12,9 +12,9 @@ from typing import Any
 
 from autoscaling.base import Decision, Signals
 
-_MAX_BYTES = 16 * 2**20
-_KEPT = 4
-_AT_LEAST_EVERY_S = 60.0
+_MAX_BYTES = 16 * 2**20  # of one file: some 20,000 lines, two weeks of a quiet pool
+_KEPT = 4  # older files
+_AT_LEAST_EVERY_S = 60.0  # so that the log shows signals even while nothing changes
 
 
 class DecisionLog:
@@ -32,6 +32,7 @@ class DecisionLog:
             self._file = RotatingFileHandler(path, maxBytes=_MAX_BYTES, backupCount=_KEPT)
 
     def write(self, signals: Signals, decision: Decision, now_s: float) -> None:
+        """Told every decision; appends those that are worth a line."""
         said = decision.target, decision.fault
         if self._file is None:
             return

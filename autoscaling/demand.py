@@ -30,6 +30,7 @@ class Level:
         self._last_s = 0.0
 
     def update(self, value: float, rate: float, now_s: float) -> float:
+        """The level after `value` was seen at `now_s`. `rate`: events per second behind the value, for its noise."""
         if self._level is None:
             self._level = value
         else:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from autoscaling.base import Proposal, Signals
 from autoscaling.settings import PolicyError, Settings, setting
 
-_TRIFLE = 0.05  # of a replica
+_TRIFLE = 0.05  # of a replica: less is noise, and is not worth a start
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from autoscaling.decision_log import DecisionLog
 from autoscaling.pool_watch import PoolWatch, Raw
 from autoscaling.spec import PolicySpec
 
-_EVERY_S = 1.0
+_EVERY_S = 1.0  # between decisions: replicas report every half second
 _STUCK_S = 30.0  # a policy that thinks for longer is a fault
 
 
@@ -156,10 +156,7 @@ def _by_id(raw: Mapping[str, Mapping[Any, Any]]) -> Raw:
 
 
 def _log_file(logs: Path | None, pool: str) -> Path | None:
-    if logs is None:
-        return None
-    slug = re.sub(r"[^A-Za-z0-9_.-]+", "-", pool)
-    return logs / f"autoscaling_{slug}.log"
+    return logs and logs / f"autoscaling_{re.sub(r'[^A-Za-z0-9_.-]+', '-', pool)}.log"
 
 
 class _Metrics:

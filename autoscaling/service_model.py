@@ -16,7 +16,9 @@ PROFILES = Path(__file__).parent / "profiles"
 
 @dataclass(frozen=True, slots=True)
 class ServiceModel(Settings):
-    """One replica. A step with P prompt tokens, whose pairs with the tokens before them are A, and B sequences that
+    """How long one replica takes, and what it holds.
+
+    A step with P prompt tokens, whose pairs with the tokens before them are A, and B sequences that
     decode over C tokens of context in all, takes
 
         base_s + prefill_token_s P + prefill_pair_s A + decode_seq_s B + decode_context_s C    seconds.
@@ -73,4 +75,5 @@ class ServiceModel(Settings):
         return cls.from_dict(given, f"profile {path.name}")
 
     def save(self, path: Path) -> None:
+        """As JSON that load() reads. Raises OSError."""
         path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")

@@ -76,6 +76,7 @@ class PolicySpec:
             raise PolicyError(f"{path}: {error}") from None
 
     def controller(self) -> Controller:
+        """A new one, without a past."""
         kind = POLICIES.get(self.policy)
         return Controller(kind.build(self.params), Guardrails(self.guardrails, bounds_only=kind.raw))
 

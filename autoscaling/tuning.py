@@ -43,6 +43,8 @@ GUARDRAILS = {"downscale_window_s": Range(30.0, 1200.0, log=True)}  # for polici
 
 @dataclass(frozen=True, slots=True)
 class Trial:
+    """Settings that were tried, and what a simulation with them gave."""
+
     spec: PolicySpec
     summary: Summary
 

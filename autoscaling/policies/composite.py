@@ -34,6 +34,7 @@ class Composite:
 
     @classmethod
     def build(cls, params: CompositeParams) -> Self:
+        """A policy without a past."""
         members: dict[str, ScalingPolicy] = {}
         for i, given in enumerate(params.policies):
             name, settings = _member(given, f"policies[{i}]")
@@ -41,6 +42,7 @@ class Composite:
         return cls(members)
 
     def decide(self, signals: Signals, now_s: float) -> Proposal:
+        """The proposal of the member that asks for the most; the others' numbers are among the terms."""
         said: dict[str, Proposal] = {}
         failed: Exception | None = None
         for name, member in self._members.items():

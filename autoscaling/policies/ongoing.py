@@ -42,9 +42,11 @@ class OngoingRequests:
 
     @classmethod
     def build(cls, params: OngoingParams) -> Self:
+        """A policy without a past."""
         return cls(params)
 
     def decide(self, signals: Signals, now_s: float) -> Proposal:
+        """As Ray Serve would decide at `now_s`, in whole replicas."""
         p, current, target = self._params, signals.serving, signals.target
         if signals.ongoing is None:
             return Proposal(target, "unknown", hold=True)

@@ -58,9 +58,11 @@ class Predictive:
 
     @classmethod
     def build(cls, params: PredictiveParams) -> Self:
+        """A policy without a past."""
         return cls(params)
 
     def decide(self, signals: Signals, now_s: float) -> Proposal:
+        """The present demand or the forecast, whichever is more, at the utilisation aimed at."""
         s, p = signals, self._params
         if s.serving == 0:
             return Proposal(max(s.target, s.queued > 0), "no replica serves", {"queued": s.queued}, hold=not s.queued)

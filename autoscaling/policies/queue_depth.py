@@ -28,9 +28,11 @@ class QueueDepth:
 
     @classmethod
     def build(cls, params: QueueDepthParams) -> Self:
+        """A policy without a past."""
         return cls(params)
 
     def decide(self, signals: Signals, now_s: float) -> Proposal:
+        """Seats or queue, whichever asks for more."""
         s, p = signals, self._params
         if s.serving == 0:
             return Proposal(max(s.target, s.queued > 0), "no replica serves", {"queued": s.queued}, hold=not s.queued)

@@ -64,9 +64,11 @@ class Schedule:
 
     @classmethod
     def build(cls, params: ScheduleParams) -> Self:
+        """A policy without a past."""
         return cls(params)
 
     def decide(self, signals: Signals, now_s: float) -> Proposal:
+        """The highest floor that applies now, or will within `lead_s`."""
         minute = int(now_s // 60)
         if minute != self._minute:
             self._minute = minute

@@ -58,9 +58,11 @@ class LatencySlo:
 
     @classmethod
     def build(cls, params: SloParams) -> Self:
+        """A policy without a past."""
         return cls(params)
 
     def decide(self, signals: Signals, now_s: float) -> Proposal:
+        """The largest of the needs for time to first token, time between tokens, K/V and seats."""
         s, p = signals, self._params
         if s.startup_s is not None:
             self._startup_s = s.startup_s

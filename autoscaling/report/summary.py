@@ -30,6 +30,7 @@ class Summary:
 
 
 def summarise(label: str, outcome: Outcome, ttft_slo_s: float) -> Summary:
+    """`label`: the policy's name in tables."""
     ttft = outcome.ttft_s
     got = ttft[~np.isnan(ttft)]
     p50, p95, p99 = (float(q) for q in np.quantile(got, [0.5, 0.95, 0.99])) if len(got) else (None, None, None)

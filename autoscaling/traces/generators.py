@@ -21,6 +21,7 @@ _MAX_PROMPT, _MAX_OUTPUT = 8000, 1000
 
 
 def constant(t: Array, duration_s: float, rng: Rng) -> Array:
+    """The mean, all the time."""
     return np.ones_like(t)
 
 

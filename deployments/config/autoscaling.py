@@ -87,7 +87,8 @@ class ScalingConfig(StrictModel):
         given = {"pool": pool, "policy": self.model_dump(), "budget": budget}
         policy = AutoscalingPolicy(policy_function=_ADAPTER, policy_kwargs=given)  # type: ignore[no-untyped-call]
         with warnings.catch_warnings():
-            # metrics_interval_s is called deprecated, and is what replicas push by.
+            # Ray 2.60 deprecates metrics_interval_s for RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S, but its
+            # replicas do not read that variable: they push by this setting alone.
             warnings.simplefilter("ignore", DeprecationWarning)
             return AutoscalingConfig(
                 min_replicas=self.min_replicas,

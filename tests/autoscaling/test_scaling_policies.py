@@ -132,8 +132,8 @@ def test_ongoing_is_rays_rule() -> None:
 
 def test_ongoing_against_ray_itself() -> None:
     pytest.importorskip("ray.serve")
-    from ray.serve._private.common import DeploymentID
-    from ray.serve.autoscaling_policy import _apply_default_params, _core_replica_queue_length_policy
+    # Serve applies factors, delays and bounds itself, around every policy. Ray has no public name for that.
+    from ray.serve.autoscaling_policy import _apply_default_params, replica_queue_length_autoscaling_policy
     from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
     rng = np.random.default_rng(1)
@@ -154,12 +154,12 @@ def test_ongoing_against_ray_itself() -> None:
             fields: dict[str, Any] = dict.fromkeys(AutoscalingContext.__init__.__code__.co_varnames[1:])
             fields = {k: None for k in fields if k in _context_fields(AutoscalingContext)}
             fields |= {
-                "deployment_id": DeploymentID("d", "a"), "deployment_name": "d", "app_name": "a",
+                "deployment_name": "d", "app_name": "a",
                 "current_num_replicas": replicas, "target_num_replicas": target, "config": config,
                 "total_num_requests": previous, "policy_state": {},
             }  # fmt: skip
             ctx = AutoscalingContext(**fields)
-            desired, _ = _core_replica_queue_length_policy(ctx)
+            desired, _ = replica_queue_length_autoscaling_policy(ctx)
             expected, _ = _apply_default_params(desired, ctx, {})
             assert got == expected, (i, replicas, target, previous)
         previous = total
