@@ -62,23 +62,23 @@ class BudgetTerms(Settings):
 
 class SharedBudget:
     """What pools that scale in one process wish for, and what each may have. A member is any object that stands for a
-    pool: one that is no more has left. Time is an argument. Not for several threads."""
+    pool; it leaves when it is garbage collected. Time, in seconds, is an argument. Not for several threads."""
 
     def __init__(self) -> None:
         self._standing: WeakKeyDictionary[Hashable, tuple[PoolWish, float]] = WeakKeyDictionary()
 
-    def hear(self, member: Hashable, wish: PoolWish, now_s: float) -> None:
-        """To be told of every member all the time. Of one that falls silent it is taken that it is being woken from
-        nothing: Serve does not ask about a pool that requests wait for and that has no replica. One that speaks for
-        the same pool as another succeeds it."""
+    def update(self, member: Hashable, wish: PoolWish, now_s: float) -> None:
+        """To be called for every member all the time. A member that falls silent is taken for one that is being woken:
+        Serve does not ask about a pool without replicas that requests wait for. A member for the same pool as an
+        earlier one takes its place."""
         for other, (theirs, _) in list(self._standing.items()):
             if other is not member and theirs.name == wish.name:
                 del self._standing[other]
         self._standing[member] = wish, now_s
 
     def grant(self, name: str, gpus: float, now_s: float) -> int:
-        """Of the replicas that the pool was last heard to wish for. Pools that want any get one each, the most
-        important first, before somebody's second: else one that requests have woken would be stopped again."""
+        """How many of the replicas that pool `name` last wished for it may have. Pools that want any get one each, the
+        most important first, before any pool gets a second; else a pool that was just woken would be stopped."""
         return share(gpus, [_least_one(*standing, now_s) for standing in self._standing.values()])[name]
 
 

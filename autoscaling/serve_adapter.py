@@ -54,11 +54,13 @@ class ServePolicy:
         self._log: DecisionLog | None = None
         self._metrics: _Metrics | None = None
         self._controller: Controller | None = None
-        self._seat: _Seat | None = None
+        self._member: _BudgetMember | None = None
         try:
             spec = PolicySpec.from_dict(policy, pool)
             if budget is not None:
-                self._seat = _Seat(pool, BudgetTerms.from_dict(budget, "budget"), spec.guardrails.min_replicas)
+                self._member = _BudgetMember(
+                    pool, BudgetTerms.from_dict(budget, "budget"), spec.guardrails.min_replicas
+                )
             self._controller = spec.controller()
         except Exception as error:
             self._complain(f"{type(error).__name__}: {error}")
@@ -76,8 +78,8 @@ class ServePolicy:
         if self._controller is None:
             return target
         now_s = self._now_s = max(self._now_s, ctx.current_time or time.time())
-        if self._seat is not None:
-            self._seat.keep(ctx.app_name, target, now_s)
+        if self._member is not None:
+            self._member.update(ctx.app_name, target, now_s)
         if self._thinking is not None:
             if not self._thinking.done():
                 if now_s - self._began_s > _STUCK_S:
@@ -87,8 +89,8 @@ class ServePolicy:
             self._thinking, self._decided = None, decision.target
             if signals.target != target:  # changed meanwhile, as when requests have woken the pool
                 return target
-            if self._seat is not None:
-                decision = self._seat.afford(decision, now_s)
+            if self._member is not None:
+                decision = self._member.limited(decision, now_s)
             self._note(signals, decision, now_s)
             return decision.target
         if now_s - self._began_s >= _EVERY_S - 0.05:  # Serve's calls are a tenth of a second apart
@@ -120,27 +122,28 @@ class ServePolicy:
             logging.getLogger("ray.serve").error("autoscaling of %s keeps its replicas: %s", self._pool, fault)
 
 
-class _Seat:
-    """One pool's at the budget of its application."""
+class _BudgetMember:
+    """One pool of those that share their application's budget."""
 
     def __init__(self, pool: str, terms: BudgetTerms, min_replicas: int) -> None:
         self._terms = terms
         self._wish = PoolWish(pool, 0, min_replicas, terms.gpus_per_replica, terms.priority)
         self._budget: SharedBudget | None = None
 
-    def keep(self, app: str, target: int, now_s: float) -> None:
-        """What the pool has, though this never decided it, it wishes for: at first, and when requests have woken it."""
+    def update(self, app: str, target: int, now_s: float) -> None:
+        """Tells the budget what the pool wishes for. That includes replicas which the pool has although its policy
+        never asked for them: those of its start, and the one that waiting requests have woken."""
         if self._budget is None:
             self._budget = shared_budget(app)
         if target > self._wish.wanted:
             self._wish = replace(self._wish, wanted=target)
-        self._budget.hear(self, self._wish, now_s)
+        self._budget.update(self, self._wish, now_s)
 
-    def afford(self, decision: Decision, now_s: float) -> Decision:
-        """After keep()."""
+    def limited(self, decision: Decision, now_s: float) -> Decision:
+        """The decision, or as much of it as the budget allows. To be called after update()."""
         assert self._budget is not None
         self._wish = replace(self._wish, wanted=decision.target)
-        self._budget.hear(self, self._wish, now_s)
+        self._budget.update(self, self._wish, now_s)
         granted = self._budget.grant(self._wish.name, self._terms.gpus, now_s)
         if granted >= decision.target:
             return decision

@@ -32,19 +32,19 @@ class Pool:
 
 def test_a_pool_that_serve_does_not_ask_about_is_being_woken() -> None:
     budget, a, b = SharedBudget(), Pool(), Pool()
-    budget.hear(a, PoolWish("a", 4, 1), 0.0)
-    budget.hear(b, PoolWish("b", 0, 0, priority=-1), 0.0)
+    budget.update(a, PoolWish("a", 4, 1), 0.0)
+    budget.update(b, PoolWish("b", 0, 0, priority=-1), 0.0)
     assert budget.grant("a", 4, 0.5) == 4
     for now_s in (2.0, 3.0):
-        budget.hear(a, PoolWish("a", 4, 1), now_s)
+        budget.update(a, PoolWish("a", 4, 1), now_s)
     assert budget.grant("a", 4, 3.0) == 3
 
 
 def test_what_is_gone_takes_nothing() -> None:
     budget, a, b, again = SharedBudget(), Pool(), Pool(), Pool()
-    budget.hear(a, PoolWish("a", 4), 0.0)
-    budget.hear(b, PoolWish("b", 4), 0.0)
-    budget.hear(again, PoolWish("b", 1), 0.0)  # deployed again: the old policy lingers
+    budget.update(a, PoolWish("a", 4), 0.0)
+    budget.update(b, PoolWish("b", 4), 0.0)
+    budget.update(again, PoolWish("b", 1), 0.0)  # deployed again: the old policy lingers
     assert budget.grant("a", 4, 0.0) == 3
     del again
     gc.collect()
