@@ -21,7 +21,7 @@ from deployments.cli import processes
 from deployments.cli.main import main
 from deployments.ray_serve.flags import cluster_env
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def sluice(*args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
