@@ -25,9 +25,7 @@ from deployments.ray_serve import private
 WAIT_S = 60.0
 PUSH_S = 0.2
 APP, GAUGE = "probe", "sluicegate_probe"
-JOIN = (
-    "import os, ray; os.environ.pop('RAY_AUTH_TOKEN'); ray.init(address=os.environ['ADDRESS'], _temp_dir='/tmp/none')"
-)
+JOIN = "import os, ray; os.environ['RAY_AUTH_TOKEN'] = '0' * 64; ray.init(address=os.environ['ADDRESS'], _temp_dir='/tmp/none')"
 
 
 class Probe:
@@ -38,7 +36,7 @@ class Probe:
 
         self._folder = Path(folder)
         self._asked: list[float] = []
-        metrics.Gauge(GAUGE, "set once").set(7.0)
+        self._gauge = metrics.Gauge(GAUGE, "set now and then")
 
     async def __serve_build_asgi_app__(self) -> Any:
         async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -69,7 +67,6 @@ class Probe:
         answers = await handle.broadcast("pid").results_async(timeout_s=WAIT_S, return_exceptions=True)
         return {
             "faults": [*private.switch_faults(), *private.node_faults()],
-            "main thread": threading.current_thread() is threading.main_thread(),
             "logs": str(private.logs_dir()),
             "log buffers": [h.capacity for h in handlers if isinstance(h, logging.handlers.MemoryHandler)],
             "to stderr": [h.stream.name for h in handlers if type(h) is logging.StreamHandler],
@@ -87,6 +84,7 @@ class Probe:
 
     async def gaps(self) -> list[float]:
         """Seconds between Serve's questions for autoscaling statistics."""
+        self._gauge.set(len(self._asked))
         return [b - a for a, b in zip(self._asked, self._asked[1:], strict=False)]
 
     async def die(self) -> None:
@@ -207,18 +205,28 @@ def main() -> None:
             facts["guard"] = private.guard_faults(answer.headers["X-Request-Id"])
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=WAIT_S):  # reads nothing of the answer
             facts["slow reader is cut"] = until((folder / "cut").exists, 20)
-        exporter = f"http://127.0.0.1:{node.metrics_port}/metrics"
-        facts["metrics"] = until(lambda: f"ray_{GAUGE}" in urllib.request.urlopen(exporter).read().decode(), 20)
         env = os.environ | {"ADDRESS": ray.get_runtime_context().gcs_address}
-        joined = subprocess.run([sys.executable, "-c", JOIN], env=env, capture_output=True, text=True, check=False)
-        facts["without the token"] = joined.stderr[-2000:] if joined.returncode else "let in"
+        joined = subprocess.run(
+            [sys.executable, "-c", JOIN], env=env, capture_output=True, text=True, check=False, timeout=WAIT_S
+        )
+        facts["another token"] = joined.stderr[-2000:] if joined.returncode else "let in"
         until(lambda: len(ask("gaps")) > 4)
         facts["gaps"] = ask("gaps")
+        exporter = f"http://127.0.0.1:{node.metrics_port}/metrics"
+        facts["metrics"] = until(lambda: f"ray_{GAUGE}" in urllib.request.urlopen(exporter).read().decode(), 20)
+        old = ask("pid")
         try:
             ask("die")
         except CALL_ERRORS as error:
             facts["call error"] = type(error).__name__
-        until(lambda: not node.poll())
+
+        def replaced() -> bool:
+            try:
+                return bool(ask("pid") != old)
+            except CALL_ERRORS:
+                return False
+
+        facts["replaced"] = until(replaced)
         private.delete(APP)
         facts["deleted"] = until(lambda: not serve.status().applications and (folder / "deleted").exists())
         facts["seconds"] = time.monotonic() - began

@@ -39,7 +39,7 @@ def test_logs_lie_where_every_process_says(facts: dict[str, Any]) -> None:
 def test_messages_take_the_cheap_path(facts: dict[str, Any]) -> None:
     assert facts["grpc"] is True
     replica = facts["replica"]
-    assert replica["main thread"] and not replica["separate router"]
+    assert not replica["separate router"]
     assert replica["log buffers"] == [1000] and replica["to stderr"] == []
 
 
@@ -48,7 +48,7 @@ def test_a_call_reaches_all_replicas(facts: dict[str, Any]) -> None:
 
 
 def test_a_call_to_a_replica_that_dies_fails_in_a_known_way(facts: dict[str, Any]) -> None:
-    assert "call error" in facts
+    assert "call error" in facts and facts["replaced"]
 
 
 def test_the_proxy_runs_the_guard_and_what_the_gateway_tells_it_arrives(facts: dict[str, Any]) -> None:
@@ -65,4 +65,4 @@ def test_metrics_reach_rays_exporter_within_seconds(facts: dict[str, Any]) -> No
 
 def test_the_node_is_on_loopback_and_asks_for_a_token(facts: dict[str, Any]) -> None:
     assert facts["replica"]["address"] == "127.0.0.1"
-    assert "token" in facts["without the token"].lower()
+    assert "token" in facts["another token"].lower()
