@@ -23,9 +23,8 @@ from deployments.cli.local_ray import LocalRay, free_port, remove_stale, set_env
 from deployments.ray_serve import private
 
 WAIT_S = 60.0
-PUSH_S = 0.2
 APP, GAUGE = "probe", "sluicegate_probe"
-JOIN = "import os, ray; os.environ['RAY_AUTH_TOKEN'] = '0' * 64; ray.init(address=os.environ['ADDRESS'], _temp_dir='/tmp/none')"
+JOIN = "import os, ray; os.environ['RAY_AUTH_TOKEN'] = '0' * 64; ray.init(address=os.environ['ADDRESS'])"
 
 
 class Probe:
