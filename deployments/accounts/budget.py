@@ -60,6 +60,7 @@ class Budgets:
         return Exhausted(limit, used, month_end(now) - now)
 
     def charge(self, entry: UsageEntry) -> None:
+        """An entry of this gateway counts from now on."""
         self._charged[entry.org, entry.project] += entry.tokens
 
     def stored(self, entry: UsageEntry) -> None:

@@ -80,6 +80,7 @@ class Database:
             yield connection
 
     def close(self) -> None:
+        """Closes all connections."""
         self._engine.dispose()
 
     @contextmanager

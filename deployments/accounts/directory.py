@@ -18,6 +18,8 @@ from deployments.config.gateway import ACCOUNT_NAME
 
 
 class Directory:
+    """Organisations, projects and the audit log of one database."""
+
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self._database = database
         self._clock = clock
@@ -102,6 +104,7 @@ def ensure_org(c: sa.Connection, org: str, now: float) -> bool:
 
 
 def ensure_project(c: sa.Connection, org: str, project: str, now: float) -> None:
+    """Makes sure that the project and its organisation exist. Raises AccountError for a name that cannot be one."""
     ensure_org(c, org, now)
     _check_name(project, "project")
     known = sa.select(PROJECTS.c.id).where(PROJECTS.c.org == org, PROJECTS.c.id == project)
@@ -110,6 +113,7 @@ def ensure_project(c: sa.Connection, org: str, project: str, now: float) -> None
 
 
 def audited(c: sa.Connection, now: float, by: Actor, action: str, target: str, detail: Mapping[str, Any]) -> None:
+    """Adds an entry to the audit log, in the transaction of the change."""
     entry = {"actor": by.name, "request_id": by.request_id, "action": action, "target": target, "detail": dict(detail)}
     c.execute(AUDIT.insert().values(at=now, **entry))
 

@@ -125,6 +125,7 @@ class KeyRing:
         self._revision = changes.revision
 
     def close(self) -> None:
+        """Stops all look-ups."""
         for task in self._pending.values():
             task.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)

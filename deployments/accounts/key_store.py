@@ -36,11 +36,15 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
+    """The keys that were changed, and the revision up to which that is known."""
+
     revision: int
     key_ids: frozenset[str]
 
 
 class KeyStore:
+    """The keys of one database."""
+
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self._database = database
         self._clock = clock

@@ -68,6 +68,7 @@ class Spill:
                             self._file = None
 
     def close(self) -> None:
+        """Closes the file; its lock is free for others."""
         with self._lock:
             if self._file is not None:
                 os.close(self._file)

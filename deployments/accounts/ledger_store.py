@@ -20,6 +20,8 @@ _SUMMED = ("prompt_tokens", "cached_tokens", "completion_tokens")
 
 
 class LedgerStore:
+    """The ledger of one database."""
+
     def __init__(self, database: Database) -> None:
         self._database = database
 

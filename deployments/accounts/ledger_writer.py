@@ -43,6 +43,7 @@ class LedgerWriter:
         self._thread = threading.Thread(target=self._loop, name="ledger", daemon=True)
 
     def start(self) -> None:
+        """Starts the thread."""
         self._thread.start()
 
     def add(self, entry: UsageEntry) -> None:

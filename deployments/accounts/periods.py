@@ -32,10 +32,12 @@ def moment(text: str) -> float:
 
 
 def day_of(at: float) -> str:
+    """The day of a time (seconds since 1970), as YYYY-MM-DD."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
 
 
 def month_of(at: float) -> str:
+    """The month of a time (seconds since 1970), as YYYY-MM."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m")
 
 

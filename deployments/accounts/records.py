@@ -98,10 +98,13 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Org:
+    """An organisation. `created_at`: seconds since 1970."""
+
     id: str
     created_at: float
 
     def public(self) -> dict[str, Any]:
+        """What lists and the API show."""
         return {"id": self.id, "object": "org", "created_at": int(self.created_at)}
 
 
@@ -118,6 +121,7 @@ class Project:
     spent_tokens: int
 
     def public(self) -> dict[str, Any]:
+        """What lists and the API show."""
         return {
             "id": self.id,
             "object": "project",
@@ -131,6 +135,8 @@ class Project:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
+    """One change, and who made it. `at`: seconds since 1970."""
+
     id: int
     at: float
     actor: str
@@ -140,6 +146,7 @@ class AuditEntry:
     detail: dict[str, Any] = field(default_factory=dict)
 
     def public(self) -> dict[str, Any]:
+        """What lists and the API show."""
         return {
             "id": self.id,
             "object": "audit_entry",

@@ -21,6 +21,7 @@ _SECRET = re.compile(r"sk-sg-([a-z0-9]{12})-[A-Za-z0-9]{43}\Z")
 
 
 def new_secret() -> str:
+    """A new key, which nobody can guess."""
     prefix = "".join(secrets.choice(_PREFIX_CHARS) for _ in range(12))
     return f"sk-sg-{prefix}-{''.join(secrets.choice(_RANDOM_CHARS) for _ in range(_RANDOM_LENGTH))}"
 
@@ -32,10 +33,12 @@ def prefix_of(secret: str) -> str | None:
 
 
 def new_salt() -> str:
+    """A new salt for digest(), in hex."""
     return secrets.token_hex(16)
 
 
 def digest(secret: str, salt: str, pepper: str) -> str:
+    """What is kept of the secret. `salt` and `pepper` are hex."""
     return hmac.new(bytes.fromhex(pepper), bytes.fromhex(salt) + secret.encode(), hashlib.sha256).hexdigest()
 
 

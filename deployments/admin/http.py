@@ -69,6 +69,7 @@ async def in_thread(work: Callable[..., R], *args: Any) -> R:
 
 
 def page(data: Sequence[Any], limit: int | None = None) -> Response:
+    """A list as OpenAI shows it. With `limit`, one entry more in `data` says that there is another page."""
     more = limit is not None and len(data) > limit
     return answer({"object": "list", "data": data[:limit], "has_more": more})
 

@@ -33,6 +33,7 @@ POOL_OPERATIONS = (
 
 
 def pool_routes(services: Services) -> list[BaseRoute]:
+    """The routes that are there without a key database too."""
     admin = _Pools(services)
     return routes_of({_POOLS: {"GET": admin.pools}, _DRAIN: {"POST": admin.drain}})
 

@@ -68,6 +68,7 @@ B = TypeVar("B", bound=BaseModel)
 
 
 def admin_routes(services: Services, accounts: Accounts) -> list[BaseRoute]:
+    """The routes that need a key database."""
     admin = _Admin(services, accounts)
     handlers: dict[str, dict[str, Handler]] = {
         _KEYS: {"GET": admin.keys, "POST": admin.create_key},

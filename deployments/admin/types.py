@@ -57,6 +57,8 @@ class RotateBody(_Body):
 
 
 class OrgBody(_Body):
+    """`org`: the name of the organisation."""
+
     org: _Name
 
 
@@ -84,10 +86,14 @@ class OrgsQuery(_Query):
 
 
 class KeysQuery(OrgsQuery):
+    """As OrgsQuery. `org`: only keys of this organisation."""
+
     org: str | None = None
 
 
 class ProjectsQuery(_Query):
+    """`org`: only projects of this organisation."""
+
     org: str | None = None
 
 
@@ -166,6 +172,8 @@ class PoolAnswer(TypedDict):
 
 @_exact
 class PoolList(TypedDict):
+    """A page of pools."""
+
     object: Literal["list"]
     data: list[PoolAnswer]
     has_more: bool
@@ -173,6 +181,8 @@ class PoolList(TypedDict):
 
 @_exact
 class OrgAnswer(TypedDict):
+    """`created_at`: seconds since 1970."""
+
     id: str
     object: Literal["org"]
     created_at: int
@@ -180,6 +190,8 @@ class OrgAnswer(TypedDict):
 
 @_exact
 class ProjectAnswer(TypedDict):
+    """`spent_tokens`: of this month."""
+
     id: str
     object: Literal["project"]
     org: str
@@ -191,6 +203,8 @@ class ProjectAnswer(TypedDict):
 
 @_exact
 class AuditAnswer(TypedDict):
+    """One change. `at`: seconds since 1970. `actor`: the id of the key, or `cli:` and the name of a user."""
+
     id: int
     object: Literal["audit_entry"]
     at: float
@@ -203,6 +217,8 @@ class AuditAnswer(TypedDict):
 
 @_exact
 class UsageRow(TypedDict):
+    """The sums of one group; only the names that were asked for in `group_by` are there."""
+
     day: NotRequired[str]
     org: NotRequired[str]
     project: NotRequired[str]
@@ -217,6 +233,8 @@ class UsageRow(TypedDict):
 
 @_exact
 class KeyList(TypedDict):
+    """A page of keys."""
+
     object: Literal["list"]
     data: list[KeyAnswer]
     has_more: bool
@@ -224,6 +242,8 @@ class KeyList(TypedDict):
 
 @_exact
 class OrgList(TypedDict):
+    """A page of organisations."""
+
     object: Literal["list"]
     data: list[OrgAnswer]
     has_more: bool
@@ -231,6 +251,8 @@ class OrgList(TypedDict):
 
 @_exact
 class ProjectList(TypedDict):
+    """A page of projects."""
+
     object: Literal["list"]
     data: list[ProjectAnswer]
     has_more: bool
@@ -238,6 +260,8 @@ class ProjectList(TypedDict):
 
 @_exact
 class AuditList(TypedDict):
+    """A page of the audit log."""
+
     object: Literal["list"]
     data: list[AuditAnswer]
     has_more: bool
@@ -245,6 +269,8 @@ class AuditList(TypedDict):
 
 @_exact
 class UsageList(TypedDict):
+    """All sums."""
+
     object: Literal["list"]
     data: list[UsageRow]
     has_more: bool

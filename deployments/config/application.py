@@ -83,6 +83,7 @@ class ModelConfig(StrictModel):
 
     @property
     def most_replicas(self) -> int:
+        """The most replicas that it may have."""
         return self.autoscaling.max_replicas if self.autoscaling is not None else self.replicas
 
     @property
@@ -170,10 +171,12 @@ class ServeConfig(StrictModel):
 
     @property
     def standalone_upstreams(self) -> tuple[str, ...]:
+        """The upstreams that can serve a model without a pool."""
         return tuple(upstream.name for upstream in self.upstreams if upstream.standalone)
 
     @property
     def tier_priorities(self) -> dict[str, int]:
+        """Tier to priority; without tiers, that of the one there is."""
         return {name: tier.priority for name, tier in self.gateway.tiers.items()} or {DEFAULT_TIER: 0}
 
 

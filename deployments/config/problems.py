@@ -27,6 +27,8 @@ _KINDS = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Problem:
+    """Something that is wrong, and where in the file."""
+
     path: Path
     message: str
 
@@ -68,6 +70,7 @@ def unknown_keys(value: object, kind: Any, path: Path = ()) -> Iterator[Problem]
 
 
 def unknown(key: str, known: Sequence[str]) -> str:
+    """The message for an unknown key, with the nearest of the known ones."""
     near = get_close_matches(key, known, n=1, cutoff=0.6)
     return "unknown key; " + (f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}")
 
@@ -82,7 +85,7 @@ def without(value: Any, paths: Collection[Path], at: Path = ()) -> Any:
 
 
 def wrong_values(error: ValidationError, prefix: Path = ()) -> Iterator[Problem]:
-    """pydantic's findings in plain words. `prefix`: where the validated value stands in the whole."""
+    """What pydantic found, in plain words. `prefix`: where the validated value stands in the whole."""
     for item in error.errors(include_url=False):
         path, message = _describe(item["type"], item["loc"], item["msg"], item["input"])
         yield Problem((*prefix, *path), message)

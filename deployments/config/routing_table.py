@@ -28,6 +28,7 @@ class Target:
         return min((limit for limit in (self.max_tokens, self.room) if limit is not None), default=None)
 
     def fits(self, num_tokens: int) -> bool:
+        """Whether so many tokens, prompt and answer together, are not too many for it."""
         return self.longest is None or num_tokens <= self.longest
 
 

@@ -55,10 +55,12 @@ class ServeFile:
 
     @property
     def host(self) -> str:
+        """The address that the HTTP proxy listens on."""
         return str(self.raw.get(_HTTP, {}).get("host", "0.0.0.0"))  # Serve's own default for files
 
     @property
     def port(self) -> int:
+        """The port that the HTTP proxy listens on."""
         return int(self.raw.get(_HTTP, {}).get("port", 8000))
 
     @classmethod

@@ -39,6 +39,7 @@ class Tier(Allowance):
 
     @property
     def model_names(self) -> frozenset[str] | None:
+        """The models as a set; None: all."""
         return None if self.models is None else frozenset(self.models)
 
 

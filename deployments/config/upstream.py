@@ -53,6 +53,7 @@ class UpstreamConfig(StrictModel):
 
     @property
     def dropped(self) -> frozenset[str]:
+        """All fields that are left out, ours among them."""
         return self.drop_fields | _OURS
 
     def secret(self) -> str | None:

@@ -34,4 +34,5 @@ class Journal:
         self._file.emit(logging.LogRecord("requests", logging.INFO, "", 0, line, None, None))
 
     def close(self) -> None:
+        """Closes the file."""
         self._file.close()

@@ -88,15 +88,18 @@ class Metrics:
             self._ray[name] = ray_kind(name, d.help, tag_keys=d.labels, **bounds)
 
     def inc(self, name: str, amount: float, **labels: str) -> None:
+        """Adds to a counter."""
         if amount > 0:
             self._local[name].labels(**labels, replica=self._replica).inc(amount)
             self._ray[name].inc(amount, labels)
 
     def set(self, name: str, value: float, **labels: str) -> None:
+        """Sets a gauge."""
         self._local[name].labels(**labels, replica=self._replica).set(value)
         self._ray[name].set(value, labels)
 
     def observe(self, name: str, value: float, **labels: str) -> None:
+        """Adds a sample to a histogram."""
         self._local[name].labels(**labels, replica=self._replica).observe(value)
         self._ray[name].observe(value, labels)
 

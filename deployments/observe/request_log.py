@@ -76,6 +76,7 @@ class RequestTrace:
         return self.parts_s | {"queue": self.timings.queue_s, "prefill": self.timings.prefill_s}
 
     def record(self, now_s: float) -> RequestLog:
+        """What the log keeps of the request, which ends at `now_s`."""
         timings = self.timings
         return RequestLog(
             request_id=self.request_id,

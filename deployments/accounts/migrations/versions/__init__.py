@@ -1,0 +1,1 @@
+"""The steps of the schema's history, oldest first by their names."""
