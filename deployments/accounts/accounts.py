@@ -16,9 +16,9 @@ from deployments.accounts.budget import Budgets
 from deployments.accounts.database import Database
 from deployments.accounts.directory import Directory
 from deployments.accounts.errors import BudgetExhaustedError
-from deployments.accounts.key_cache import KeyRing
+from deployments.accounts.key_cache import KeyCache
 from deployments.accounts.key_store import KeyStore
-from deployments.accounts.ledger_spill import Spill
+from deployments.accounts.ledger_spill import SpillFile
 from deployments.accounts.ledger_store import LedgerStore
 from deployments.accounts.ledger_writer import LedgerWriter
 from deployments.accounts.records import DatabaseDownError
@@ -32,7 +32,7 @@ _STATE_DIR = "~/.local/state/sluicegate"
 
 class Accounts:
     """Made with the app and started by its lifespan. While the database is down, the gateway starts and runs without
-    it: see KeyRing, LedgerWriter and Budgets for what then becomes of keys, usage and budgets."""
+    it: see KeyCache, LedgerWriter and Budgets for what then becomes of keys, usage and budgets."""
 
     def __init__(self, config: GatewayConfig, clock: Callable[[], float] = time.time) -> None:
         """Raises ValueError when the database's setting is unusable."""
@@ -43,26 +43,26 @@ class Accounts:
         self.directory = Directory(self._database, clock)
         self.usage = LedgerStore(self._database)
         keys = config.keys
-        self.ring = KeyRing(self.keys, keys.fresh_s, keys.poll_s, keys.grace_s, self._database.migrate, clock)
+        self.key_cache = KeyCache(self.keys, keys.fresh_s, keys.poll_s, keys.grace_s, self._database.migrate, clock)
         self._budgets = Budgets(self.directory, clock)
         self._run = uuid.uuid4().hex
         self._numbers = itertools.count()
         directory = config.ledger.spill_dir or f"{_STATE_DIR}/{_short(str(self._database))}"
-        spill = Spill(Path(directory).expanduser(), self._run)
+        spill = SpillFile(Path(directory).expanduser(), self._run)
         self._writer = LedgerWriter(self._run, self.usage, spill, self._budgets, config.ledger.flush_s)
 
     @asynccontextmanager
     async def lifespan(self, app: object = None) -> AsyncIterator[None]:
         """Takes the ledger to a safe place at the end."""
         with suppress(DatabaseDownError):
-            await self.ring.refresh()
-        watch = asyncio.create_task(self.ring.watch())
+            await self.key_cache.refresh()
+        watch = asyncio.create_task(self.key_cache.watch())
         self._writer.start()
         try:
             yield
         finally:
             watch.cancel()
-            self.ring.close()
+            self.key_cache.close()
             await asyncio.to_thread(self._writer.close)
             self._database.close()
 

@@ -13,7 +13,7 @@ from deployments.accounts.static_keys import StaticKeys
 from deployments.accounts.tenant import ANONYMOUS, Tenant
 
 if TYPE_CHECKING:
-    from deployments.accounts.key_cache import KeyRing
+    from deployments.accounts.key_cache import KeyCache
 
 # The scheme's case does not matter; only spaces may follow it; the key is visible ASCII.
 _BEARER = re.compile(rb"(?i:bearer) +([\x21-\x7e]+) *\Z")
@@ -26,28 +26,28 @@ M = TypeVar("M")
 
 
 class Authenticator:
-    """`ring` None: there is no database. Without one and without static keys, everybody is let in."""
+    """`key_cache` None: there is no database. Without one and without static keys, everybody is let in."""
 
-    def __init__(self, static: StaticKeys, ring: KeyRing | None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, static: StaticKeys, key_cache: KeyCache | None, clock: Callable[[], float] = time.time) -> None:
         self._static = static
-        self._ring = ring
+        self._key_cache = key_cache
         self._clock = clock
 
     async def admit(self, authorization: list[bytes], scope: str) -> Tenant:
         """The tenant of a request with these Authorization header values, for a purpose that needs `scope`. Raises
         KeyRefusedError, MissingScopeError, and DatabaseDownError while the database is needed and can't be reached."""
-        if self._ring is None and not self._static:
+        if self._key_cache is None and not self._static:
             return ANONYMOUS
         secret = _bearer(authorization)
         tenant = self._static.find(secret)
         if tenant is None:
-            tenant = await self._from_ring(secret)
+            tenant = await self._from_database(secret)
         if scope not in tenant.scopes:
             raise MissingScopeError(scope)
         return tenant
 
-    async def _from_ring(self, secret: str) -> Tenant:
-        key = None if self._ring is None else await self._ring.find(secret)
+    async def _from_database(self, secret: str) -> Tenant:
+        key = None if self._key_cache is None else await self._key_cache.find(secret)
         if key is None:
             raise KeyRefusedError(f"Incorrect API key provided: {_masked(secret)}.")
         if (status := key.status(self._clock())) != "active":

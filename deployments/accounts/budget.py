@@ -13,8 +13,8 @@ from deployments.accounts.usage_entry import UsageEntry
 
 
 @dataclass(frozen=True, slots=True)
-class Exhausted:
-    """`opens_in_s`: until the next month begins."""
+class ExhaustedBudget:
+    """A budget that is used up. `limit` and `used` in tokens; `opens_in_s`: seconds until the next month begins."""
 
     limit: int
     used: int
@@ -47,8 +47,8 @@ class Budgets:
         self._stored: Counter[_Project] = Counter()  # written by the ledger's thread only
         self._view = _View({}, Counter())
 
-    def check(self, org: str, project: str) -> Exhausted | None:
-        """None while the project may spend. Cheap."""
+    def check(self, org: str, project: str) -> ExhaustedBudget | None:
+        """None while the project may spend. It costs microseconds."""
         known = self._view.projects.get((org, project))
         if known is None:
             return None
@@ -57,7 +57,7 @@ class Budgets:
         if used < limit:
             return None
         now = self._clock()
-        return Exhausted(limit, used, month_end(now) - now)
+        return ExhaustedBudget(limit, used, month_end(now) - now)
 
     def charge(self, entry: UsageEntry) -> None:
         """An entry of this gateway counts from now on."""

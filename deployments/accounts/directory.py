@@ -34,7 +34,7 @@ class Directory:
             return Org(*c.execute(sa.select(ORGS.c.id, ORGS.c.created_at).where(ORGS.c.id == org)).one())
 
     def orgs(self, after: str | None, limit: int) -> list[Org]:
-        """By name."""
+        """In the order of their names. `after`: only those whose names come after this one."""
         query = sa.select(ORGS.c.id, ORGS.c.created_at).order_by(ORGS.c.id).limit(limit)
         if after is not None:
             query = query.where(ORGS.c.id > after)
@@ -53,7 +53,7 @@ class Directory:
             return self._projects(c, PROJECTS.c.org == org, PROJECTS.c.id == project)[0]
 
     def projects(self, org: str | None = None) -> list[Project]:
-        """By organisation and name."""
+        """In the order of organisations and names."""
         with self._database.read() as c:
             return self._projects(c, *([] if org is None else [PROJECTS.c.org == org]))
 
@@ -95,7 +95,7 @@ def next_revision(c: sa.Connection) -> int:
 
 
 def ensure_org(c: sa.Connection, org: str, now: float) -> bool:
-    """Whether it is new."""
+    """Makes sure that there is one. Returns whether it is new."""
     _check_name(org, "org")
     if c.execute(sa.select(ORGS.c.id).where(ORGS.c.id == org)).first() is not None:
         return False

@@ -1,4 +1,4 @@
-"""The keys a gateway knows at the moment: a cache over the store that notices changes within a second.
+"""The keys that a gateway knows at the moment: a cache over the store, which notices changes within a second.
 
 Every gateway polls the database's revision, one row, a few times a second, and forgets the keys that were changed.
 A broadcast among the gateways would be no quicker and would not do: `sluice keys` writes to the database without any
@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from deployments.accounts.key_store import Changes, Found, KeyStore
+from deployments.accounts.key_store import ChangedKeys, FoundKey, KeyStore
 from deployments.accounts.records import DatabaseDownError, Key
 from deployments.accounts.secret import prefix_of
 
@@ -34,12 +34,12 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Entry:
-    found: Found
+    found: FoundKey
     read_at: float  # monotonic
 
 
-class KeyRing:
-    """Used from one event loop; the database is only touched in threads of the ring's own.
+class KeyCache:
+    """Used from one event loop; the database is only touched in threads of the cache's own.
 
     A key read within `fresh_s` is taken as it is, unless a change was seen since. While the database is down, keys go
     on for `grace_s` after they were last read; nothing that is not in the cache is let in.
@@ -67,11 +67,11 @@ class KeyRing:
         self._hash_key = secrets.token_bytes(32)
         self._known: OrderedDict[bytes, _Entry] = OrderedDict()
         self._unknown: OrderedDict[bytes, float] = OrderedDict()
-        self._pending: dict[bytes, asyncio.Task[Found | None]] = {}
+        self._pending: dict[bytes, asyncio.Task[FoundKey | None]] = {}
         self._revision: int | None = None
         self._up: bool | None = None  # None: not tried yet
         self._threads = ThreadPoolExecutor(4, "keys")
-        self._poll: asyncio.Future[Changes] | None = None
+        self._poll: asyncio.Future[ChangedKeys] | None = None
 
     async def find(self, secret: str) -> Key | None:
         """The key this is a secret of, whatever its status; None if there is none. Raises DatabaseDownError."""
@@ -94,7 +94,7 @@ class KeyRing:
         return None if found is None else self._valid(found)
 
     async def watch(self) -> None:
-        """Until cancelled."""
+        """Looks for changes every `poll_s` seconds. Runs until cancelled."""
         while True:
             with suppress(DatabaseDownError):  # said in the log already
                 await self.refresh()
@@ -130,13 +130,13 @@ class KeyRing:
             task.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _read_changes(self) -> Changes:
+    def _read_changes(self) -> ChangedKeys:
         if self._prepare is not None:
             self._prepare()
             self._prepare = None
         return self._store.changes(self._revision)
 
-    async def _look_up(self, mark: bytes, secret: str) -> Found | None:
+    async def _look_up(self, mark: bytes, secret: str) -> FoundKey | None:
         """One query however many requests come with the same secret."""
         if self._up is False:
             raise DatabaseDownError("the key database can't be reached")  # known without another try
@@ -147,7 +147,7 @@ class KeyRing:
             task = self._pending[mark] = asyncio.create_task(self._read(mark, secret))
         return await asyncio.shield(task)
 
-    async def _read(self, mark: bytes, secret: str) -> Found | None:
+    async def _read(self, mark: bytes, secret: str) -> FoundKey | None:
         loop = asyncio.get_running_loop()
         try:
             query = loop.run_in_executor(self._threads, self._store.find, secret)
@@ -163,7 +163,7 @@ class KeyRing:
             _remember(self._known, mark, _Entry(found, self._monotonic()), self._max_known)
         return found
 
-    def _valid(self, found: Found) -> Key | None:
+    def _valid(self, found: FoundKey) -> Key | None:
         return None if found.until is not None and found.until <= self._clock() else found.key
 
 

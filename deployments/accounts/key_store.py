@@ -25,7 +25,7 @@ _CHANGEABLE = frozenset({"name", "tier", "scopes", "models", "expires_at", "disa
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundKey:
     """The key a secret belongs to, as it was at `revision`. `until`: when this secret stops being one of the key's,
     after a rotation."""
 
@@ -35,7 +35,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class ChangedKeys:
     """The keys that were changed, and the revision up to which that is known."""
 
     revision: int
@@ -140,7 +140,7 @@ class KeyStore:
             audited(c, now, by, "key.rotate", key_id, {"grace_s": grace_s})
             return _key(c, key_id), secret
 
-    def find(self, secret: str) -> Found | None:
+    def find(self, secret: str) -> FoundKey | None:
         """The key whose secret this is, also when the key is revoked, disabled or expired: its owner may be told."""
         prefix = prefix_of(secret)
         if prefix is None:
@@ -154,16 +154,16 @@ class KeyStore:
             )
         if row is None or not matches(secret, row["salt"], state.pepper, row["digest"]):
             return None
-        return Found(_from_row(row), row["until"], state.revision)
+        return FoundKey(_from_row(row), row["until"], state.revision)
 
-    def changes(self, since: int | None) -> Changes:
+    def changes(self, since: int | None) -> ChangedKeys:
         """Which keys were changed after revision `since`. With None, and while nothing changes, one row is read."""
         with self._database.read() as c:
             revision = c.execute(sa.select(STATE.c.revision)).scalar_one()
             if since is None or revision == since:
-                return Changes(revision, frozenset())
+                return ChangedKeys(revision, frozenset())
             ids = c.execute(sa.select(KEYS.c.id).where(KEYS.c.revision > since)).scalars()
-            return Changes(revision, frozenset(ids))
+            return ChangedKeys(revision, frozenset(ids))
 
 
 def _add_secret(c: sa.Connection, key_id: str) -> str:

@@ -1,4 +1,5 @@
-"""Where entries go while the database is away: files of JSON lines that only grow until they are replayed."""
+"""Where ledger entries go while the database cannot be reached: files of JSON lines that only grow until they are
+replayed."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ from deployments.accounts.usage_entry import UsageEntry
 
 log = logging.getLogger(__name__)
 
-_BATCH = 500
+_BATCH = 500  # entries in one transaction
 
 
-class Spill:
+class SpillFile:
     """One gateway's file in a directory that gateways share; also adopts the files of gateways that are gone. A file is
     locked by whoever may write to it or remove it, and the lock goes with its process. Safe on any thread."""
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from deployments.accounts.budget import Budgets
-from deployments.accounts.ledger_spill import Spill
+from deployments.accounts.ledger_spill import SpillFile
 from deployments.accounts.ledger_store import LedgerStore
 from deployments.accounts.records import DatabaseDownError
 from deployments.accounts.usage_entry import UsageEntry
@@ -26,7 +26,7 @@ class LedgerWriter:
         self,
         run: str,
         store: LedgerStore,
-        spill: Spill,
+        spill: SpillFile,
         budgets: Budgets,
         flush_s: float,
         max_queued: int = 20_000,

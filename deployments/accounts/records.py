@@ -1,4 +1,4 @@
-"""The nouns: organisations, projects, keys, the audit log. No secret is ever part of one."""
+"""Organisations, projects, keys and the audit log as plain data. No secret is ever part of it."""
 
 from __future__ import annotations
 

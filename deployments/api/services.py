@@ -43,7 +43,7 @@ class Services:
         self.accounts = accounts
         self.backend = backend
         self.limiter = limiter
-        self._keys = Authenticator(StaticKeys(config.api_keys), accounts.ring if accounts else None)
+        self._keys = Authenticator(StaticKeys(config.api_keys), accounts.key_cache if accounts else None)
 
     async def authenticate(self, scope: Scope, needs: str, show_limits: bool = False) -> Caller:
         """Who sent the request, if the key has the scope that it `needs`. `show_limits`: the answer of a request that

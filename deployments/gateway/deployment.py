@@ -20,7 +20,7 @@ from deployments.config.upstream import UpstreamConfig
 from deployments.gateway.app import create_app
 from deployments.limits.build import build_store
 from deployments.limits.memory import MemoryStore
-from deployments.observe.access_log import Journal
+from deployments.observe.access_log import AccessLog
 from deployments.observe.request_log import RequestLog
 from deployments.observe.telemetry import GatewayTelemetry
 from deployments.ray_serve import private, way_in
@@ -59,7 +59,7 @@ class Gateway:
         private.log_switch_faults("gateway")
         replica = serve.get_replica_context().replica_id.unique_id
         self._telemetry = GatewayTelemetry(replica, way_in.kind(os.environ))
-        self._journal = Journal(private.logs_dir(), replica)
+        self._access_log = AccessLog(private.logs_dir(), replica)
 
     async def __serve_build_asgi_app__(self) -> Any:
         created = int(time.time())
@@ -94,7 +94,7 @@ class Gateway:
 
     def _finished(self, record: RequestLog) -> None:
         self._telemetry.finished(record)
-        self._journal.write(record)
+        self._access_log.write(record)
 
 
 def _of_pool(config: ModelConfig, created: int) -> ServedModel:

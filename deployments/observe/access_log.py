@@ -13,11 +13,11 @@ import orjson
 
 from deployments.observe.request_log import RequestLog
 
-_MAX_BYTES = 64 * 2**20
-_KEPT = 4
+_MAX_BYTES = 64 * 2**20  # of one file, before a new one is begun
+_KEPT = 4  # old files
 
 
-class Journal:
+class AccessLog:
     """Appends to `directory`/requests_NAME.log; rotates at 64 MiB and keeps four old files.
 
     Not one of Serve's loggers: those wrap lines in their own format and may hold back a thousand of them.

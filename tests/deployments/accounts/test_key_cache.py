@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.accounts.database import Database
-from deployments.accounts.key_cache import KeyRing
-from deployments.accounts.key_store import Changes, Found, KeyStore
+from deployments.accounts.key_cache import KeyCache
+from deployments.accounts.key_store import ChangedKeys, FoundKey, KeyStore
 from deployments.accounts.records import AccountError, Actor, DatabaseDownError, NewKey
 from deployments.accounts.secret import new_secret
 
@@ -36,7 +36,7 @@ class Watched(KeyStore):
         self.calls: Counter[str] = Counter()
         self.has_read = Event()
 
-    def find(self, secret: str) -> Found | None:
+    def find(self, secret: str) -> FoundKey | None:
         self.calls["find"] += 1
         self._fail()
         found = super().find(secret)
@@ -45,7 +45,7 @@ class Watched(KeyStore):
             self.held.wait()
         return found
 
-    def changes(self, since: int | None) -> Changes:
+    def changes(self, since: int | None) -> ChangedKeys:
         self.calls["changes"] += 1
         self._fail()
         return super().changes(since)
@@ -79,80 +79,80 @@ def time() -> Time:
 
 
 @pytest.fixture
-async def ring(store: Watched, time: Time) -> AsyncIterator[KeyRing]:
-    ring = KeyRing(store, fresh_s=5.0, poll_s=0.01, grace_s=60.0, clock=time, monotonic=time)
-    await ring.refresh()
-    yield ring
-    ring.close()
+async def cache(store: Watched, time: Time) -> AsyncIterator[KeyCache]:
+    cache = KeyCache(store, fresh_s=5.0, poll_s=0.01, grace_s=60.0, clock=time, monotonic=time)
+    await cache.refresh()
+    yield cache
+    cache.close()
 
 
-async def test_a_key_is_read_once_while_it_is_fresh(store: Watched, ring: KeyRing, time: Time) -> None:
+async def test_a_key_is_read_once_while_it_is_fresh(store: Watched, cache: KeyCache, time: Time) -> None:
     key, secret = store.create(NewKey("acme"), ME)
-    await ring.refresh()
-    assert [await ring.find(secret) for _ in range(3)] == [key] * 3
+    await cache.refresh()
+    assert [await cache.find(secret) for _ in range(3)] == [key] * 3
     assert store.calls["find"] == 1
     time.now += 5.1
-    assert await ring.find(secret) == key
+    assert await cache.find(secret) == key
     assert store.calls["find"] == 2
 
 
-async def test_a_change_is_seen_at_the_next_look(store: Watched, ring: KeyRing) -> None:
+async def test_a_change_is_seen_at_the_next_look(store: Watched, cache: KeyCache) -> None:
     key, secret = store.create(NewKey("acme"), ME)
     other, other_secret = store.create(NewKey("acme"), ME)
-    await ring.refresh()
-    await ring.find(secret), await ring.find(other_secret)
+    await cache.refresh()
+    await cache.find(secret), await cache.find(other_secret)
     store.revoke(key.id, ME)
-    await ring.refresh()
-    found = await ring.find(secret)
+    await cache.refresh()
+    found = await cache.find(secret)
     assert found is not None and found.revoked_at is not None
-    assert await ring.find(other_secret) == other
+    assert await cache.find(other_secret) == other
     assert store.calls["find"] == 3  # only the changed key was read again
 
 
-async def test_rotation_ends_the_old_secret(store: Watched, ring: KeyRing, time: Time) -> None:
+async def test_rotation_ends_the_old_secret(store: Watched, cache: KeyCache, time: Time) -> None:
     key, old = store.create(NewKey("acme"), ME)
-    await ring.find(old)
+    await cache.find(old)
     _, new = store.rotate(key.id, 3.0, ME)
-    await ring.refresh()
+    await cache.refresh()
     for secret in (old, new):
-        found = await ring.find(secret)
+        found = await cache.find(secret)
         assert found is not None and found.id == key.id
     time.now += 3.0  # still in the cache, and not asked for again
-    assert await ring.find(old) is None
-    assert await ring.find(new) is not None
+    assert await cache.find(old) is None
+    assert await cache.find(new) is not None
 
 
-async def test_unknown_keys_are_asked_for_once_in_a_while(store: Watched, ring: KeyRing, time: Time) -> None:
+async def test_unknown_keys_are_asked_for_once_in_a_while(store: Watched, cache: KeyCache, time: Time) -> None:
     secret = new_secret()
     for wrong in (secret, secret, "sk-demo", "x" * 5000):
-        assert await ring.find(wrong) is None
+        assert await cache.find(wrong) is None
     assert store.calls["find"] == 1
     store.create(NewKey("acme"), ME)
-    await ring.refresh()  # any change may have made it known
-    await ring.find(secret)
+    await cache.refresh()  # any change may have made it known
+    await cache.find(secret)
     time.now += 2.1
-    await ring.find(secret)
+    await cache.find(secret)
     assert store.calls["find"] == 3
 
 
 @pytest.mark.parametrize("known", [True, False])
 async def test_caches_are_bounded(store: Watched, time: Time, known: bool) -> None:
-    ring = KeyRing(store, 5.0, 0.01, 60.0, clock=time, monotonic=time, max_known=2, max_unknown=2)
+    cache = KeyCache(store, 5.0, 0.01, 60.0, clock=time, monotonic=time, max_known=2, max_unknown=2)
     secrets = [store.create(NewKey("acme"), ME)[1] if known else new_secret() for _ in range(3)]
-    await ring.refresh()
+    await cache.refresh()
     reads = []
     for secret in (*secrets, *reversed(secrets)):
-        await ring.find(secret)
+        await cache.find(secret)
         reads.append(store.calls["find"])
     assert reads == [1, 2, 3, 3, 3, 4]  # the first of three is forgotten
-    ring.close()
+    cache.close()
 
 
-async def test_one_query_for_many_that_ask_at_once(store: Watched, ring: KeyRing) -> None:
+async def test_one_query_for_many_that_ask_at_once(store: Watched, cache: KeyCache) -> None:
     key, secret = store.create(NewKey("acme"), ME)
-    await ring.refresh()
+    await cache.refresh()
     store.held = Event()
-    asking = [asyncio.create_task(ring.find(secret)) for _ in range(20)]
+    asking = [asyncio.create_task(cache.find(secret)) for _ in range(20)]
     await asyncio.sleep(0)
     asking[0].cancel()  # who leaves does not take the others along
     store.held.set()
@@ -161,70 +161,70 @@ async def test_one_query_for_many_that_ask_at_once(store: Watched, ring: KeyRing
     assert store.calls["find"] == 1
 
 
-async def test_what_was_read_before_a_change_is_not_kept_after_it(store: Watched, ring: KeyRing) -> None:
-    """The look-up reads, the key is revoked, the ring sees that, and only then does the look-up come back."""
+async def test_what_was_read_before_a_change_is_not_kept_after_it(store: Watched, cache: KeyCache) -> None:
+    """The look-up reads, the key is revoked, the cache sees that, and only then does the look-up come back."""
     key, secret = store.create(NewKey("acme"), ME)
-    await ring.refresh()
+    await cache.refresh()
     store.held = Event()
-    slow = asyncio.create_task(ring.find(secret))
+    slow = asyncio.create_task(cache.find(secret))
     await asyncio.sleep(0)
     await asyncio.to_thread(store.has_read.wait)
     store.revoke(key.id, ME)
-    await ring.refresh()
+    await cache.refresh()
     store.held.set()
     await slow
-    found = await ring.find(secret)
+    found = await cache.find(secret)
     assert found is not None and found.revoked_at is not None
 
 
-async def test_an_outage(store: Watched, ring: KeyRing, time: Time, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_outage(store: Watched, cache: KeyCache, time: Time, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     key, secret = store.create(NewKey("acme"), ME)
     _, unused = store.create(NewKey("acme"), ME)
-    await ring.refresh()
-    await ring.find(secret)
+    await cache.refresh()
+    await cache.find(secret)
     store.down = True
     for _ in range(3):
         with pytest.raises(DatabaseDownError):
-            await ring.refresh()
+            await cache.refresh()
     finds = store.calls["find"]
     time.now += 59.0
-    assert await ring.find(secret) == key  # in use before: goes on
+    assert await cache.find(secret) == key  # in use before: goes on
     for other in (unused, new_secret()):
         with pytest.raises(DatabaseDownError):  # nobody can say whether these are keys
-            await ring.find(other)
+            await cache.find(other)
     time.now += 2.0
     with pytest.raises(DatabaseDownError):  # the grace time is over
-        await ring.find(secret)
+        await cache.find(secret)
     assert store.calls["find"] == finds  # it is known to be down: nobody waits for it
-    assert await ring.find("not-one-of-ours") is None
+    assert await cache.find("not-one-of-ours") is None
     store.down = False
-    await ring.refresh()
-    assert await ring.find(secret) == key and await ring.find(unused) is not None
+    await cache.refresh()
+    assert await cache.find(secret) == key and await cache.find(unused) is not None
     assert [r.levelname for r in caplog.records if "database" in r.message] == ["ERROR", "WARNING"]
     assert not any(s in caplog.text for s in (secret, unused))
 
 
-async def test_an_outage_that_starts_between_two_looks(store: Watched, ring: KeyRing, time: Time) -> None:
+async def test_an_outage_that_starts_between_two_looks(store: Watched, cache: KeyCache, time: Time) -> None:
     key, secret = store.create(NewKey("acme"), ME)
-    await ring.refresh()
-    await ring.find(secret)
+    await cache.refresh()
+    await cache.find(secret)
     store.down = True
     time.now += 6.0
-    assert await ring.find(secret) == key
+    assert await cache.find(secret) == key
 
 
-async def test_a_revocation_during_an_outage_is_seen_after_it(store: Watched, ring: KeyRing) -> None:
+async def test_a_revocation_during_an_outage_is_seen_after_it(store: Watched, cache: KeyCache) -> None:
     key, secret = store.create(NewKey("acme"), ME)
-    await ring.refresh()
-    await ring.find(secret)
+    await cache.refresh()
+    await cache.find(secret)
     store.down = True
     with pytest.raises(DatabaseDownError):
-        await ring.refresh()
+        await cache.refresh()
     store.revoke(key.id, ME)
     store.down = False
-    await ring.refresh()
-    found = await ring.find(secret)
+    await cache.refresh()
+    found = await cache.find(secret)
     assert found is not None and found.revoked_at is not None
 
 
@@ -235,12 +235,12 @@ async def test_a_revocation_during_an_outage_is_seen_after_it(store: Watched, ri
 async def test_after_a_look_the_ring_says_what_the_store_says(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
 ) -> None:
-    database = Database(str(tmp_path_factory.mktemp("ring") / "keys.db"))
+    database = Database(str(tmp_path_factory.mktemp("cache") / "keys.db"))
     database.migrate()
     time = Time()
     store = Watched(database, time)
-    ring = KeyRing(store, fresh_s=1e9, poll_s=1.0, grace_s=60.0, clock=time, monotonic=time)
-    await ring.refresh()
+    cache = KeyCache(store, fresh_s=1e9, poll_s=1.0, grace_s=60.0, clock=time, monotonic=time)
+    await cache.refresh()
     ids, secrets = [store.create(NewKey("acme"), ME)[0].id], [new_secret()]
     for step, which in steps:
         key_id = ids[which % len(ids)]
@@ -258,15 +258,15 @@ async def test_after_a_look_the_ring_says_what_the_store_says(
                 case "rotate":
                     secrets.append(store.rotate(key_id, 2.0 * which, ME)[1])
                 case "look":
-                    await ring.refresh()
+                    await cache.refresh()
                 case "find":
-                    await ring.find(secrets[which % len(secrets)])
-    await ring.refresh()
+                    await cache.find(secrets[which % len(secrets)])
+    await cache.refresh()
     for secret in secrets:
         found = store.find(secret)
         alive = found is not None and (found.until is None or found.until > time.now)
-        assert await ring.find(secret) == (found.key if found is not None and alive else None)
-    ring.close()
+        assert await cache.find(secret) == (found.key if found is not None and alive else None)
+    cache.close()
     database.close()
 
 
@@ -280,27 +280,27 @@ async def test_watching_prepares_and_keeps_up(tmp_path: Path) -> None:
             raise DatabaseDownError("not yet")
         database.migrate()
 
-    ring = KeyRing(store, fresh_s=60.0, poll_s=0.01, grace_s=60.0, prepare=prepare)
-    watch = asyncio.create_task(ring.watch())
+    cache = KeyCache(store, fresh_s=60.0, poll_s=0.01, grace_s=60.0, prepare=prepare)
+    watch = asyncio.create_task(cache.watch())
     try:
         while not store.calls["changes"]:
             await asyncio.sleep(0.005)
         assert tries["prepare"] == 3
         key, secret = await asyncio.to_thread(store.create, NewKey("acme"), ME)
-        assert await ring.find(secret) == key
+        assert await cache.find(secret) == key
         await asyncio.to_thread(store.revoke, key.id, ME)
-        while (found := await ring.find(secret)) is not None and found.revoked_at is None:
+        while (found := await cache.find(secret)) is not None and found.revoked_at is None:
             await asyncio.sleep(0.005)
         assert found is not None
     finally:
         watch.cancel()
-        ring.close()
+        cache.close()
         database.close()
 
 
-async def test_a_flood_of_new_secrets_does_not_pile_up(store: Watched, ring: KeyRing) -> None:
+async def test_a_flood_of_new_secrets_does_not_pile_up(store: Watched, cache: KeyCache) -> None:
     store.held = Event()
-    asking = [asyncio.create_task(ring.find(new_secret())) for _ in range(100)]
+    asking = [asyncio.create_task(cache.find(new_secret())) for _ in range(100)]
     await asyncio.sleep(0)
     store.held.set()
     answers = await asyncio.gather(*asking, return_exceptions=True)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from deployments.accounts.budget import Budgets
 from deployments.accounts.database import Database
 from deployments.accounts.directory import Directory
-from deployments.accounts.ledger_spill import Spill
+from deployments.accounts.ledger_spill import SpillFile
 from deployments.accounts.ledger_store import LedgerStore
 from deployments.accounts.ledger_writer import LedgerWriter
 from deployments.accounts.periods import moment
@@ -60,10 +60,10 @@ class Rig:
 
     def start(self, run: str, **limits: int) -> None:
         """A new gateway takes the place of the one there was."""
-        self.spill = Spill(self.spill_dir, run)
+        self.spill = SpillFile(self.spill_dir, run)
         self.writer = self.make(self.spill, run, **limits)
 
-    def make(self, spill: Spill, run: str, **limits: int) -> LedgerWriter:
+    def make(self, spill: SpillFile, run: str, **limits: int) -> LedgerWriter:
         """Its thread is not started: tests flush by hand."""
         return LedgerWriter(run, self.store, spill, self.budgets, 3600.0, **limits)
 
@@ -185,7 +185,7 @@ def test_a_living_gateways_file_is_left_alone(rig: Rig) -> None:
     rig.writer.add(ENTRY)
     rig.writer.flush()
     rig.store.down = False
-    other = rig.make(Spill(rig.spill_dir, "other"), "other")
+    other = rig.make(SpillFile(rig.spill_dir, "other"), "other")
     other.flush()
     assert rig.count() == 0 and len(rig.files()) == 1
     rig.writer.flush()
@@ -195,10 +195,10 @@ def test_a_living_gateways_file_is_left_alone(rig: Rig) -> None:
 def test_two_may_replay_the_same_directory(rig: Rig) -> None:
     rig.spill_dir.mkdir()
     for run in "abcdefgh":
-        dead = Spill(rig.spill_dir, run)
+        dead = SpillFile(rig.spill_dir, run)
         dead.append(entries(20, run))
         dead.close()
-    spills = [Spill(rig.spill_dir, f"live{i}") for i in range(4)]
+    spills = [SpillFile(rig.spill_dir, f"live{i}") for i in range(4)]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda spill: spill.replay(rig.store.add), spills))
     assert rig.count() == 160 and rig.files() == []
@@ -291,7 +291,7 @@ def test_budgets_in_an_outage(rig: Rig) -> None:
 def test_gateways_learn_from_each_other(rig: Rig) -> None:
     rig.directory.set_project("acme", "web", 45, True, ME)
     there = Budgets(rig.directory, lambda: AT)
-    other = LedgerWriter("other", rig.store, Spill(rig.spill_dir, "other"), there, 3600.0)
+    other = LedgerWriter("other", rig.store, SpillFile(rig.spill_dir, "other"), there, 3600.0)
     for entry in entries(2, "other"):
         other.add(entry)
     rig.writer.add(ENTRY)

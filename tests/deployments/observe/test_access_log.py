@@ -3,13 +3,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from deployments.observe.access_log import Journal
+from deployments.observe.access_log import AccessLog
 from deployments.observe.request_log import RequestTrace
 from engine.types import Timings
 
 
 def test_one_json_line_per_request_at_once(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "logs", "abc", clock=lambda: 12.5)
+    journal = AccessLog(tmp_path / "logs", "abc", clock=lambda: 12.5)
     for i in range(2):
         trace = RequestTrace(f"req_{i}", "POST", "/v1/completions", 1.0, 1.0, 200, finish_reasons=("stop",))
         trace.timings = Timings(queue_s=0.25)
