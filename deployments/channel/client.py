@@ -83,14 +83,14 @@ class ChannelClient:
 
     # --------------------------------------------------------------------------------------------- for its streams
 
-    def entered(self, tokens: int) -> None:
+    def on_stream_opened(self, tokens: int) -> None:
         self.num_streams += 1
         self.queued_tokens += tokens
 
-    def begun(self, tokens: int) -> None:
+    def on_stream_begun(self, tokens: int) -> None:
         self.queued_tokens -= tokens
 
-    def left(self) -> None:
+    def on_stream_closed(self) -> None:
         self.num_streams -= 1
         self._close_if_idle()
 
@@ -100,10 +100,10 @@ class ChannelClient:
 
     # ------------------------------------------------------------------------------------------------ for its link
 
-    def changed(self) -> None:
+    def on_changed(self) -> None:
         self._on_change()
 
-    def disconnected(self, link: ClientLink) -> None:
+    def on_disconnected(self, link: ClientLink) -> None:
         if self._link is link:
             self._link = None
         if link.ready and not self._retired:
@@ -139,10 +139,10 @@ class ClientLink(CallingLink):
         self._streams: dict[int, ReplicaStream] = {}
         self._numbers = count()
 
-    def welcomed(self) -> None:
-        self._client.changed()
+    def on_ready(self) -> None:
+        self._client.on_changed()
 
-    def told(self, message: Message) -> None:
+    def on_message(self, message: Message) -> None:
         match message:
             case (Kind.DELTAS, tuple(items)):
                 for number, packed in items:
@@ -157,16 +157,16 @@ class ClientLink(CallingLink):
                     stream.fail(from_words(kind, text, param))
             case (Kind.DUTY, str(word)):
                 self._client.duty = Duty(word)
-                self._client.changed()
+                self._client.on_changed()
             case _:
                 raise FrameError("a message of no known kind")
 
-    def lost(self) -> None:
+    def on_lost(self) -> None:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(StreamLostError("the connection to the replica is lost"))
         self.gone.set()
-        self._client.disconnected(self)
+        self._client.on_disconnected(self)
 
     def join(self, stream: ReplicaStream) -> int:
         number = next(self._numbers)
@@ -205,7 +205,7 @@ class ReplicaStream:
         self._closed = False
         self.started = False  # something has come
         self._number = link.join(self)
-        client.entered(self._tokens)
+        client.on_stream_opened(self._tokens)
         try:
             link.send((Kind.OPEN, self._number, streamed, requests))
         except FrameError as error:
@@ -244,18 +244,18 @@ class ReplicaStream:
         self._closed = True
         self._link.part(self._number, ended=self._open_choices <= 0)
         if not self.started:
-            self._client.begun(self._tokens)
-        self._client.left()
+            self._client.on_stream_begun(self._tokens)
+        self._client.on_stream_closed()
 
     def feed(self, packed: tuple[tuple[object, ...], ...]) -> None:
         self._packed.append(packed)
         if not self.started:
             self.started = True
-            self._client.begun(self._tokens)
+            self._client.on_stream_begun(self._tokens)
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """After what has come."""
+        """No more comes than has come already: then the iterator raises this error."""
         self._error = error
         self._wake()
 

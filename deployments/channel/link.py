@@ -31,19 +31,19 @@ class Link(asyncio.Protocol):
 
     # --------------------------------------------------------------------------------- for the two ends to define
 
-    def opened(self) -> None:
+    def on_connected(self) -> None:
         """The connection is there; the handshake is not done yet."""
 
-    def received(self, message: Message) -> None:
+    def on_received(self, message: Message) -> None:
         """May raise FrameError, ValueError, TypeError or IndexError for a message that makes no sense: that ends the
         connection."""
         raise NotImplementedError
 
-    def lost(self) -> None:
+    def on_lost(self) -> None:
         """The connection is gone; called once, also when this end has closed it."""
 
-    def relieved(self) -> None:
-        """No longer congested."""
+    def on_writable(self) -> None:
+        """Less is unsent than should wait again: what could wait may go."""
 
     # ------------------------------------------------------------------------------------------------- for callers
 
@@ -75,7 +75,7 @@ class Link(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=_BUFFER_BYTES)
         self._timer = self._loop.call_later(BEAT_S, self._beat)
-        self.opened()
+        self.on_connected()
 
     def data_received(self, data: bytes) -> None:
         if self.ready:
@@ -83,7 +83,7 @@ class Link(asyncio.Protocol):
         try:
             for message in self._reader.feed(data):
                 if message[0] != Kind.BEAT:
-                    self.received(message)
+                    self.on_received(message)
         except (FrameError, ValueError, TypeError, IndexError, KeyError) as error:
             self.drop(f"{type(error).__name__}: {error}")
 
@@ -91,14 +91,14 @@ class Link(asyncio.Protocol):
         self._transport = None
         if self._timer is not None:
             self._timer.cancel()
-        self.lost()
+        self.on_lost()
 
     def pause_writing(self) -> None:
         self.congested = True
 
     def resume_writing(self) -> None:
         self.congested = False
-        self.relieved()
+        self.on_writable()
 
     def _beat(self) -> None:
         # Counted in beats of our own rather than seconds: a process that was stopped itself finds nobody gone.

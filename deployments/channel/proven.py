@@ -17,26 +17,26 @@ class ListeningLink(Link):
         self._schema = schema
         self._nonce = handshake.nonce()
 
-    def told(self, message: Message) -> None:
-        """As Link.received(), once the peer is known."""
+    def on_message(self, message: Message) -> None:
+        """As Link.on_received(), once the peer is known."""
         raise NotImplementedError
 
-    def welcomed(self) -> None:
+    def on_ready(self) -> None:
         """The peer is known now."""
 
-    def opened(self) -> None:
+    def on_connected(self) -> None:
         self.send((Kind.HELLO, self._schema, self._nonce))
 
-    def received(self, message: Message) -> None:
+    def on_received(self, message: Message) -> None:
         if self.ready:
-            self.told(message)
+            self.on_message(message)
             return
         match message:
             case (Kind.PROVE, bytes(nonce), proof) if handshake.is_nonce(nonce):
                 if handshake.proves(proof, handshake.client_proof(self._secret, self._nonce, nonce)):
                     self.send((Kind.WELCOME, handshake.server_proof(self._secret, self._nonce, nonce)))
                     self.now_ready()
-                    self.welcomed()
+                    self.on_ready()
                     return
         raise FrameError("the secret has not been proved")
 
@@ -50,16 +50,16 @@ class CallingLink(Link):
         self._schema = schema
         self._wanted = b""  # the peer's proof
 
-    def told(self, message: Message) -> None:
-        """As Link.received(), once the peer is known."""
+    def on_message(self, message: Message) -> None:
+        """As Link.on_received(), once the peer is known."""
         raise NotImplementedError
 
-    def welcomed(self) -> None:
+    def on_ready(self) -> None:
         """The peer is known now."""
 
-    def received(self, message: Message) -> None:
+    def on_received(self, message: Message) -> None:
         if self.ready:
-            self.told(message)
+            self.on_message(message)
             return
         match message:
             case (Kind.HELLO, schema, bytes(server)) if not self._wanted and handshake.is_nonce(server):
@@ -70,6 +70,6 @@ class CallingLink(Link):
                 self.send((Kind.PROVE, nonce, handshake.client_proof(self._secret, server, nonce)))
             case (Kind.WELCOME, proof) if self._wanted and handshake.proves(proof, self._wanted):
                 self.now_ready()
-                self.welcomed()
+                self.on_ready()
             case _:
                 raise FrameError("a message of no known kind")

@@ -50,7 +50,7 @@ class ChannelServer:
         self._eviction: asyncio.TimerHandle | None = None
 
     async def start(self, host: str) -> int:
-        """The port."""
+        """Listens on a port of `host` that is free. Returns the port."""
         self._server = await asyncio.get_running_loop().create_server(partial(ServerLink, self), host, 0)
         self._publishing = asyncio.create_task(self._publish())
         port: int = self._server.sockets[0].getsockname()[1]
@@ -126,11 +126,11 @@ class ChannelServer:
         if not self._num_streams:
             self._vacant.set()
 
-    def joined(self, link: ServerLink) -> None:
+    def on_link_connected(self, link: ServerLink) -> None:
         self._links.add(link)
         self._alone.clear()
 
-    def parted(self, link: ServerLink) -> None:
+    def on_link_lost(self, link: ServerLink) -> None:
         self._links.discard(link)
         if not self._links:
             self._alone.set()
@@ -179,16 +179,16 @@ class ServerLink(ListeningLink):
         self._due: dict[int, None] = {}  # streams with something to take, oldest first
         self._flushing = False
 
-    def opened(self) -> None:
-        self._server.joined(self)
-        super().opened()
+    def on_connected(self) -> None:
+        self._server.on_link_connected(self)
+        super().on_connected()
 
-    def welcomed(self) -> None:
+    def on_ready(self) -> None:
         self.send((Kind.LOAD, self._server.load))
         self.send((Kind.PREFIXES, self._server.prefixes.all, b""))
         self.send((Kind.DUTY, self._server.duty))
 
-    def told(self, message: Message) -> None:
+    def on_message(self, message: Message) -> None:
         match message:
             case (Kind.OPEN, int(number), bool(streamed), tuple(requests)):
                 self._begin(number, streamed, requests)
@@ -202,11 +202,11 @@ class ServerLink(ListeningLink):
             case _:
                 raise FrameError("a message of no known kind")
 
-    def relieved(self) -> None:
+    def on_writable(self) -> None:
         self._flush_soon()
 
-    def lost(self) -> None:
-        self._server.parted(self)
+    def on_lost(self) -> None:
+        self._server.on_link_lost(self)
         for number in list(self._open):
             self._end(number)
 
@@ -262,7 +262,7 @@ class ServerLink(ListeningLink):
     def _flush(self) -> None:
         self._flushing = False
         if self.congested:
-            return  # until relieved(); what comes meanwhile is taken together
+            return  # until on_writable(); what comes meanwhile is taken together
         frame = Outgoing(self.send)
         for number in list(self._due):
             open_ = self._open[number]

@@ -380,8 +380,8 @@ async def test_a_proof_is_good_for_one_connection(replica: Replica) -> None:
 
 async def test_a_wrong_secret_is_refused(replica: Replica) -> None:
     seen: list[ServerLink] = []
-    joined = replica.server.joined
-    replica.server.joined = lambda link: (seen.append(link), joined(link))[1]  # type: ignore[method-assign]
+    joined = replica.server.on_link_connected
+    replica.server.on_link_connected = lambda link: (seen.append(link), joined(link))[1]  # type: ignore[method-assign]
     async with connected(replica, secret=b"x" * 32) as client:
         await until(lambda: len(seen) >= 3)  # it goes on trying
         assert not client.usable
