@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-_WEIGHT = 0.1  # of the newest step that only decodes
+# The weights follow a change within some ten steps and forget a disturbance as fast; the tests of learning hold them.
+_WEIGHT = 0.1  # of the newest step that only decodes, in the average
 _LESS_WEIGHT = 0.4  # the same if it is shorter than those before: what disturbs steps makes them longer
 _PROMPT_WEIGHT = 0.4  # of the newest step with prompts
 _MOST = 2.0  # one sample moves an estimate as if it were no more than this many times off
-_UNITS = (1, 16, 1024, 16 * 1024)  # of _Features: sizes at which each tells about as much as the others
+_UNITS = (1, 16, 1024, 16 * 1024)  # of _Features (steps, tokens, tokens, pairs): at these each weighs about the same
 _Features = tuple[float, float, float, float]
 
 
@@ -20,6 +21,7 @@ class ChunkCost(NamedTuple):
     token_s: float
 
     def seconds(self, num_tokens: int) -> float:
+        """What chunks of so many tokens together add to a step."""
         return self.fixed_s + num_tokens * self.token_s
 
     def tokens(self, seconds: float, most: int) -> int:
@@ -31,9 +33,11 @@ class ChunkCost(NamedTuple):
 
 
 class StepCost:
-    """Seconds of a step that only decodes, by the power of two of how many; and what chunks of prompts add to a step:
-    a base, so much for each token, for each token of the context before a chunk (all of it is read for even one
-    token), and for each pair of the two."""
+    """Seconds of a step that only decodes, by the power of two of how many sequences, and what chunks of prompts add.
+
+    Chunks add a base, so much for each token, for each token of the context before a chunk (all of it is read for even
+    one token), and for each pair of the two.
+    """
 
     def __init__(self) -> None:
         self._decode_s: dict[int, float] = {}

@@ -7,9 +7,9 @@ from heapq import heappop, heappush
 
 from engine.types import Phase, Sequence
 
-_DOUBT = 2.0  # estimates count for so much less than they say
-_PERIOD_S = 2.0  # a rate is measured over at least so long
-_WEIGHT = 0.3
+_DOUBT = 2.0  # estimates are halved, so that no request is refused that could still make it
+_PERIOD_S = 2.0  # seconds over which a rate is measured at least: many steps even of a slow model
+_WEIGHT = 0.3  # of the newest measurement of the rate, so that some ten seconds decide
 
 
 class DrainRate:
@@ -21,7 +21,7 @@ class DrainRate:
         self._tokens = 0
 
     def observe(self, now_s: float, num_tokens: int, backlogged: bool) -> None:
-        """Once per step: tokens of the sequences seated in it, and whether others still wait."""
+        """Once per step: tokens of the sequences admitted in it, and whether others still wait."""
         if not backlogged:
             self._since = None
             return
@@ -51,7 +51,7 @@ class Deadlines:
             self._look_again(seq, seq.arrival_s + seq.request.deadline_s, len(seq.tokens), token_s)
 
     def missed(self, now_s: float, token_s: float | None, lacking: Callable[[Sequence], int]) -> list[Sequence]:
-        """Those never seated that cannot have their first token in time, each once. `lacking`: how many tokens
+        """Those never admitted that cannot have their first token in time, each once. `lacking`: how many tokens
         are not in the cache."""
         late: list[Sequence] = []
         heap = self._heap

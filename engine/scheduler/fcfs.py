@@ -7,7 +7,8 @@ from engine.types import Sequence
 
 
 class Fcfs(ByPriority):
-    """All requests are of one class."""
+    """The policy `fcfs`: all requests are of one class."""
 
     def class_of(self, seq: Sequence) -> int:
+        """See WaitingQueue.class_of()."""
         return 0

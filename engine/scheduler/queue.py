@@ -14,7 +14,9 @@ class WaitingQueue(Protocol):
     """Sequences that hold no blocks. Operations must not cost O(waiting)."""
 
     def __init__(self, config: EngineConfig) -> None: ...
-    def push(self, seq: Sequence) -> None: ...
+    def push(self, seq: Sequence) -> None:
+        """A sequence has arrived."""
+
     def push_front(self, seq: Sequence) -> None:
         """A preempted sequence comes back: before all others of its class."""
 
@@ -28,26 +30,26 @@ class WaitingQueue(Protocol):
         """The next with fewer than num_tokens, if there is one close to the front."""
 
     def pop(self) -> Sequence:
-        """Take out what peek() gives."""
+        """Remove and return what peek() returns. There must be one."""
 
     def remove(self, seq_id: int) -> Sequence | None:
         """Take one out wherever it stands; None if it is not here."""
 
     def charge(self, seq: Sequence, num_tokens: int) -> None:
-        """Tokens that a sequence has had, waiting here or not."""
+        """A sequence, waiting here or not, has had so many tokens more."""
 
     def class_of(self, seq: Sequence) -> int:
         """Smaller is more important."""
 
     def score(self, seq: Sequence) -> float:
-        """Class and age together: who has less came first. Never changes."""
+        """Class and age together: the one with less comes first. It never changes."""
 
     def outranks(self, waiting: Sequence, running: Sequence) -> bool:
-        """Whether one may take another's seat."""
+        """Whether one may preempt the other."""
 
     @property
     def num_tokens(self) -> int:
-        """Of all that wait."""
+        """Tokens of all waiting sequences together."""
 
     def tokens_ahead(self, cls: int) -> int:
         """Tokens of those in this class or a more important one."""

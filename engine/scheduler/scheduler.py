@@ -1,25 +1,23 @@
-"""Decides each step: one token budget, chunking, preemption and drafts by one subtraction (num_pending)."""
+"""Decides what each step computes: decodes, chunks of prompts and drafts under one token budget."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from engine.config import EngineConfig
 from engine.kv.base import GONE, KVCache
-from engine.scheduler.admission import Admission
-from engine.scheduler.chunks import Chunks
+from engine.scheduler.admitter import Admitter
+from engine.scheduler.chunk_planner import ChunkPlanner
 from engine.scheduler.cost import StepCost
-from engine.scheduler.deadlines import Deadlines, DrainRate
-from engine.scheduler.intake import Intake
-from engine.scheduler.pace import Pace
+from engine.scheduler.deadlines import Deadlines
+from engine.scheduler.known import KnownSequences
+from engine.scheduler.plan_builder import PlanBuilder, slices
 from engine.scheduler.queue import QUEUES, WaitingQueue
-from engine.scheduler.seats import Seats
-from engine.scheduler.step import Step, slices
+from engine.scheduler.running import RunningSet
 from engine.scheduler.stop import set_limits, stop_reason, useful_drafts
+from engine.scheduler.waiting_limits import WaitingLimits
 from engine.types import (
     FinishReason,
-    NewSequence,
     Phase,
     SeqSlice,
     Sequence,
@@ -69,47 +67,44 @@ class Scheduler:
         self._budget = config.max_num_batched_tokens
         self._fair = config.fair_sharing
         self._cost = StepCost()
-        self._pace = Pace(config.max_decode_slowdown, self._cost)
         self._queue: WaitingQueue = QUEUES.get(config.scheduling_policy)(config)
-        self._seats = Seats(config, kv, self._queue, self._cost, copy_s)
-        self._chunks = Chunks(kv, self._queue, self._cost, self._pace)
-        self._admission = Admission(config, kv, self._queue, self._seats, self._chunks)
+        self._running = RunningSet(config, kv, self._queue, self._cost, copy_s)
+        self._chunks = ChunkPlanner(config, kv, self._queue, self._cost)
+        self._admitter = Admitter(config, kv, self._queue, self._running, self._chunks)
         self._deadlines = Deadlines()
-        self._drain = DrainRate()
-        self._intake = Intake(config, kv, self._queue, self._seats, self._drain, max_model_len)
+        self._limits = WaitingLimits(config, kv, self._queue, self._running, max_model_len)
         self._live: dict[int, Sequence] = {}
-        self._announced: set[int] = set()
-        self._held_back = False  # someone seated was not in the last plan, and is perhaps not announced
-        self._ended: list[int] = []  # announced, and the ranks do not know yet
+        self._known = KnownSequences(eos_ids)
         self._in_flight: StepPlan | None = None
         self._began_s = 0.0
         self._next_step_id = 0
 
     @property
     def num_waiting(self) -> int:
-        """Sequences without a seat, preempted ones included."""
+        """Sequences that wait, preempted ones included."""
         return len(self._queue)
 
     @property
     def num_running(self) -> int:
-        return len(self._seats.running)
+        """Sequences that run."""
+        return len(self._running.sequences)
 
     @property
     def pending_tokens(self) -> int:
         """Tokens to prefill before all live sequences decode. Upper bound: neither prefix hits are foreseen, nor
         what comes back from host memory."""
-        lacking = (len(seq.tokens) - seq.num_computed for seq in self._seats.running.values())
+        lacking = (len(seq.tokens) - seq.num_computed for seq in self._running.sequences.values())
         return self._queue.num_tokens + sum(n for n in lacking if n > 1)
 
     @property
     def num_preemptions(self) -> int:
         """Total since the start."""
-        return self._seats.num_preemptions
+        return self._running.num_preemptions
 
     @property
     def num_swaps(self) -> int:
         """Those of num_preemptions that kept their K/V in host memory."""
-        return self._seats.num_swaps
+        return self._running.num_swaps
 
     @property
     def has_work(self) -> bool:
@@ -118,11 +113,11 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence. Raises InvalidRequestError (no prompt), ContextLengthError or CapacityError: it can
-        never run; QueueFullError: not now; DeadlineError: not in time. Sequences that will find a free seat do not
-        count as waiting, and a request's further choices come in with its first."""
+        never run; QueueFullError: not now; DeadlineError: not in time. Sequences that the running limit has room
+        for do not count as waiting, and a request's further choices come in with its first."""
         assert seq.seq_id not in self._live, f"sequence {seq.seq_id} added twice"
         set_limits(seq, self._eos_ids, self._max_model_len)
-        self._intake.check(seq)
+        self._limits.check(seq)
         self._live[seq.seq_id] = seq
         self._queue.push(seq)
         self._deadlines.add(seq, self._cost.token_s(0))
@@ -135,15 +130,13 @@ class Scheduler:
         seq = self._live.pop(seq_id, None)
         if seq is None:
             return None
-        if self._seats.leave(seq_id) is None:
+        if self._running.remove(seq_id) is None:
             self._queue.remove(seq_id)
         seq.phase = Phase.FINISHED
         seq.finish_reason = reason
         seq.drafts = ()
         self._kv.forget(seq)
-        if seq_id in self._announced:
-            self._announced.remove(seq_id)
-            self._ended.append(seq_id)
+        self._known.end(seq_id)
         return seq
 
     def missed(self, now_s: float) -> list[Sequence]:
@@ -156,10 +149,10 @@ class Scheduler:
         if it failed, finish() all its sequences."""
         if lost := self._in_flight:
             assert not any(piece.seq_id in self._live for piece in lost.slices), "the last plan was not updated"
-        step = Step(self._budget, now_s)
+        step = PlanBuilder(self._budget, now_s)
         self._serve_decodes(step)
         if self._queue:
-            self._drain_and_admit(step, now_s)
+            self._admit(step, now_s)
         if step.prompts:
             self._serve_prompts(step)
         copies = self._kv.take_copies()
@@ -168,14 +161,12 @@ class Scheduler:
         plan = StepPlan(
             step_id=self._next_step_id,
             slices=slices(step.grants.items(), self._block_size),
-            new=self._announce(step.grants) if step.prompts or self._held_back else (),
-            finished=tuple(self._ended),
+            new=self._known.announce(step),
+            finished=self._known.take_ended(),
             stores=copies.stores,
             loads=copies.loads,
             moves=copies.moves,
         )
-        self._held_back = any(seq not in step.grants for seq in step.prompts)
-        self._ended.clear()
         self._next_step_id += 1
         self._in_flight = plan
         self._began_s = now_s
@@ -188,7 +179,7 @@ class Scheduler:
         self._in_flight = None
         self._observe(plan, now_s - self._began_s)
         updates = []
-        running, size = self._seats.running, self._block_size
+        running, size = self._running.sequences, self._block_size
         for piece, got in zip(plan.slices, result.slices, strict=True):
             seq = running.get(piece.seq_id)
             if seq is None:
@@ -213,20 +204,20 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert all invariants. For tests: O(everything)."""
-        queued, running = {seq.seq_id: seq for seq in self._queue}, self._seats.running
+        queued, running = {seq.seq_id: seq for seq in self._queue}, self._running.sequences
         assert len(queued) == len(self._queue), "queued twice"
         assert not queued.keys() & running.keys(), "queued and running"
         assert {**queued, **running} == self._live, "lost or undead sequences"
         assert all(seq.phase in (Phase.WAITING, Phase.PREEMPTED) for seq in queued.values())
         assert all(not seq.blocks and not seq.num_computed for seq in queued.values()), "a queued one holds K/V"
         assert self._queue.num_tokens == sum(len(seq.tokens) for seq in queued.values())
-        assert self._seats.free >= 0
+        assert self._running.num_free >= 0
         for seq in running.values():
             assert seq.phase is Phase.RUNNING and seq.num_pending > 0, f"sequence {seq.seq_id} is stuck"
             assert not seq.drafts or seq.num_pending == 1 + len(seq.drafts), "drafts before the end"
         held = {block for seq in running.values() for block in seq.blocks} - {GONE}
         assert len(held) == self._kv.num_used, "blocks not owned exactly by running sequences"
-        assert self._announced <= self._live.keys() and not self._announced & set(self._ended)
+        self._known.check(self._live.keys())
         if plan := self._in_flight:
             ids = [piece.seq_id for piece in plan.slices]
             assert len(set(ids)) == len(ids) and plan.num_tokens <= self._budget
@@ -238,9 +229,9 @@ class Scheduler:
     def _lacking(self, seq: Sequence) -> int:
         return len(seq.tokens) - self._kv.lookup(seq).num_tokens
 
-    def _serve_decodes(self, step: Step) -> None:
-        """They come first: they are cheap and someone is reading along."""
-        running, size, grants = self._seats.running, self._block_size, step.grants
+    def _serve_decodes(self, step: PlanBuilder) -> None:
+        """Decodes come first: they are cheap and someone is reading along."""
+        running, size, grants = self._running.sequences, self._block_size, step.grants
         unserved = len(running)
         prompts = []
         for seq in list(running.values()):
@@ -260,41 +251,31 @@ class Scheduler:
             if seq.phase is Phase.RUNNING:
                 step.add_prompt(seq)
 
-    def _serve_prompts(self, step: Step) -> None:
+    def _serve_prompts(self, step: PlanBuilder) -> None:
         self._chunks.divide(step)
         while step.prompts and not (step.grants or any(self._kv.loading(seq) for seq in step.prompts)):
             # Under a window prompts take blocks as they go: all wait for what others of them hold.
-            self._seats.preempt(self._seats.least_deserving(), step)
+            self._running.preempt(self._running.least_deserving(), step)
             self._chunks.divide(step)
 
-    def _extend(self, seq: Sequence, step: Step) -> None:
+    def _extend(self, seq: Sequence, step: PlanBuilder) -> None:
         """Grant a decoding sequence its tokens, preempting the least deserving until there is room."""
         while not self._kv.reserve(seq, seq.num_pending):
             if seq.drafts:  # a guess is not worth a preemption
                 seq.drafts = ()
                 continue
-            victim = self._seats.least_deserving()
-            self._seats.preempt(victim, step)
+            victim = self._running.least_deserving()
+            self._running.preempt(victim, step)
             if victim is seq:
                 return
         step.grant(seq, seq.num_pending)
 
-    def _drain_and_admit(self, step: Step, now_s: float) -> None:
-        short_of_blocks = step.barrier != float("inf")
+    def _admit(self, step: PlanBuilder, now_s: float) -> None:
+        short_of_blocks = step.admit_below != float("inf")
         if not short_of_blocks:
-            step.num_prompts = len(step.prompts) + min(len(self._queue), self._seats.free)
-            self._admission.run(step, now_s)
-        self._drain.observe(now_s, sum(len(seq.tokens) for seq in step.fresh), bool(self._queue))
-
-    def _announce(self, granted: Iterable[Sequence]) -> tuple[NewSequence, ...]:
-        new = [seq for seq in granted if seq.seq_id not in self._announced]
-        self._announced.update(seq.seq_id for seq in new)
-        return tuple(self._announcement(seq) for seq in new)
-
-    def _announcement(self, seq: Sequence) -> NewSequence:
-        sampling, tokens = seq.request.sampling, tuple(seq.tokens)
-        end_ids = self._eos_ids | sampling.stop_token_ids if sampling.min_tokens > 0 else frozenset[int]()
-        return NewSequence(seq.seq_id, sampling, seq.seed, tokens[: seq.num_prompt], tokens[seq.num_prompt :], end_ids)
+            step.num_prompts = len(step.prompts) + min(len(self._queue), self._running.num_free)
+            self._admitter.run(step, now_s)
+        self._limits.observe(now_s, sum(len(seq.tokens) for seq in step.admitted), bool(self._queue))
 
     def _observe(self, plan: StepPlan, seconds: float) -> None:
         decodes = 0
@@ -306,8 +287,7 @@ class Scheduler:
             else:
                 chunks.append((piece.start, n))
         if decodes or chunks:
-            self._pace.observe(decodes, bool(chunks), seconds)
-            self._cost.observe(decodes, chunks, seconds)
+            self._chunks.observe(decodes, chunks, seconds)
 
     def _advance(self, seq: Sequence, piece: SeqSlice, got: SliceResult, now_s: float) -> SeqUpdate | None:
         assert bool(got.token_ids) == piece.sample, f"sequence {seq.seq_id}: sampled {got.token_ids}, not as planned"

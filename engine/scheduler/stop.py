@@ -1,4 +1,4 @@
-"""Where a sequence ends, in tokens. (Stop strings are text and belong to the engine's output side.)"""
+"""Where a sequence ends, in tokens. Stop strings are text and belong to the engine's output side."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Speculative decoding. A method is one file with a class that follows base.Proposer and one line in base.PROPOSERS;"""
+"""Speculative decoding. A method is one file with a class that follows Proposer and one line in base.PROPOSERS."""

@@ -62,7 +62,7 @@ def test_prompt_must_leave_room_in_the_context_and_not_be_empty() -> None:
     world.drain()
 
 
-def test_full_queue_refuses_but_free_seats_do_not_count_as_waiting() -> None:
+def test_full_queue_refuses_but_places_below_the_running_limit_do_not_count_as_waiting() -> None:
     world = World(max_num_seqs=2, max_num_waiting=1)
     for _ in range(3):
         world.add(prompt(4))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, DeadlineError, QueueFullError
-from engine.scheduler.chunks import shortest_first
+from engine.scheduler.chunk_planner import shortest_first
 from engine.scheduler.priority import ByPriority
 from engine.types import FinishReason, GenerateRequest, Phase, Sequence, StepPlan
 
@@ -59,7 +59,7 @@ def test_a_preempted_one_comes_before_its_own_class_only() -> None:
     assert order(q) == [0, 9, 1, 2]
 
 
-def test_who_may_take_whose_seat() -> None:
+def test_who_may_preempt_whom() -> None:
     q = queue()
     high, low, aged = seq(0, 0, arrival_s=30.0), seq(1, 1, arrival_s=29.0), seq(2, 1, arrival_s=1.0)
     assert q.outranks(high, low) and not q.outranks(low, high)
@@ -138,7 +138,7 @@ def test_backlogged_tenants_get_equal_shares_within_one_request(work: list[tuple
 # -------------------------------------------------------------------------------------------------- preemption
 
 
-def test_a_more_important_one_takes_a_seat_and_gives_it_back() -> None:
+def test_a_more_important_one_preempts_and_lets_the_preempted_run_again() -> None:
     world = World(scheduling_policy="priority", max_num_seqs=2, budget=32)
     low = [world.add(prompt(8, i), priority=1, max_tokens=20) for i in range(2)]
     for _ in range(3):
@@ -170,7 +170,7 @@ def test_blocks_are_taken_too_but_only_if_that_is_enough() -> None:
     world.drain()
 
 
-def test_nobody_takes_the_seat_of_an_equal_and_fcfs_knows_no_classes() -> None:
+def test_nobody_preempts_an_equal_and_fcfs_knows_no_classes() -> None:
     for policy, priority in (("priority", 1), ("fcfs", 0)):
         world = World(scheduling_policy=policy, max_num_seqs=1)
         world.add(prompt(8), priority=1, max_tokens=8)

@@ -1,4 +1,4 @@
-"""Which sequences may wait at all."""
+"""Which sequences may wait at all, and for how long."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from engine.errors import CapacityError, ContextLengthError, DeadlineError, Inva
 from engine.kv.base import KVCache
 from engine.scheduler.deadlines import DrainRate
 from engine.scheduler.queue import WaitingQueue
-from engine.scheduler.seats import Seats
+from engine.scheduler.running import RunningSet
 from engine.scheduler.stop import max_kv_tokens
 from engine.types import Sequence
 
 
-class Intake:
+class WaitingLimits:
     """Refuses, with the numbers, what can never run and what cannot run soon enough."""
 
     def __init__(
@@ -20,23 +20,26 @@ class Intake:
         config: EngineConfig,
         kv: KVCache,
         queue: WaitingQueue,
-        seats: Seats,
-        drain: DrainRate,
+        running: RunningSet,
         max_model_len: int,
     ) -> None:
         self._max_waiting = config.max_num_waiting
         self._max_waiting_tokens = config.max_waiting_tokens
         self._kv = kv
         self._queue = queue
-        self._seats = seats
-        self._drain = drain
+        self._running = running
+        self._drain = DrainRate()
         self._max_model_len = max_model_len
 
     def check(self, seq: Sequence) -> None:
-        """Raises what Scheduler.add() says. The further choices of a request come in with its first."""
+        """Raise what Scheduler.add() says. The further choices of a request come in with its first."""
         self._check_fits(seq)
-        if seq.index == 0 and len(self._queue) >= self._seats.free:
+        if seq.index == 0 and len(self._queue) >= self._running.num_free:
             self._check_queue(seq)
+
+    def observe(self, now_s: float, num_tokens: int, backlogged: bool) -> None:
+        """Once per step with a queue: tokens of the sequences admitted in it, and whether others still wait."""
+        self._drain.observe(now_s, num_tokens, backlogged)
 
     def _check_fits(self, seq: Sequence) -> None:
         max_tokens = seq.request.sampling.max_tokens
@@ -58,7 +61,7 @@ class Intake:
 
     def _check_queue(self, seq: Sequence) -> None:
         queue = self._queue
-        if len(queue) - self._seats.free >= self._max_waiting:
+        if len(queue) - self._running.num_free >= self._max_waiting:
             raise QueueFullError(f"{len(queue)} requests wait, max_num_waiting is {self._max_waiting}")
         if queue.num_tokens + len(seq.tokens) > self._max_waiting_tokens:
             raise QueueFullError(

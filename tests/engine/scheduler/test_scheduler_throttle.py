@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.scheduler.awaited import Awaited
+from engine.scheduler.arrivals import PromptArrivals
 from engine.scheduler.cost import ChunkCost, StepCost
-from engine.scheduler.pace import Pace
+from engine.scheduler.prefill_throttle import PrefillThrottle
 from engine.stats import nearest_rank
 
 
@@ -40,23 +40,23 @@ class Steps:
     def __init__(self, machine: Machine, slowdown: float = 2.5, noise: float = 0.0) -> None:
         self.machine, self.noise, self.rng = machine, noise, random.Random(0)
         self.cost = StepCost()
-        self.pace = Pace(slowdown, self.cost)
+        self.throttle = PrefillThrottle(slowdown, self.cost)
 
     def step(self, num_decodes: int, chunks: Sequence[tuple[int, int]] = ()) -> float:
         took = self.machine.seconds(num_decodes, chunks) * (1 + self.noise * abs(self.rng.gauss(0, 1)))
-        self.pace.observe(num_decodes, bool(chunks), took)
+        self.throttle.observe(num_decodes, bool(chunks), took)
         self.cost.observe(num_decodes, chunks, took)
         return took
 
-    def room(self, streams: int, context: int, wanted: int, budget: int = 512) -> int:
+    def budget(self, streams: int, context: int, wanted: int, most: int = 512) -> int:
         chunks = self.cost.chunks(context)
-        return budget if chunks is None else self.pace.room(streams, chunks, 0.0, wanted, budget)
+        return most if chunks is None else self.throttle.beside_decodes(streams, chunks, 0.0, wanted, most)
 
     def prefill(self, streams: int, length: int) -> list[float]:
         """The steps until it is done."""
         at, took = 0, []
         while at < length:
-            count = min(length - at, self.room(streams, at, length - at))
+            count = min(length - at, self.budget(streams, at, length - at))
             took.append(self.step(streams, [(at, count)] if count else []))
             at += count
         return took
@@ -122,15 +122,19 @@ def test_tokens_that_fit() -> None:
 def test_prompts_that_could_share_a_step_have_it_one_after_the_other_if_that_costs_little() -> None:
     steps = Steps(Machine(base=0.01, decode=0.0, chunk=0.0, ahead=0.0, token=0.001, pair=0.0))
     chunks = ChunkCost(0.0, 0.001)
-    assert steps.pace.enough(0, chunks, 32, 512) == 512  # nothing is known yet
+    assert steps.throttle.one_after_another(0, chunks, 32, 512) == 512  # nothing is known yet
     for _ in range(30):
         steps.step(8)
-    assert 64 <= steps.pace.enough(0, chunks, 32, 512) <= 96  # two or three of 32, of a step of 8 all 256
-    assert steps.pace.enough(8, chunks, 32, 512) == steps.pace.enough(0, chunks, 32, 512)
-    assert steps.pace.enough(0, chunks, 256, 512) == 256  # the shortest is not cut
-    assert steps.pace.enough(0, chunks, 256, 100) == 100
-    assert steps.pace.enough(0, ChunkCost(0.0, 1e-6), 32, 512) == 512  # where tokens cost next to nothing, all at once
-    assert Pace(inf, steps.cost).enough(0, chunks, 32, 512) == 512
+    assert (
+        64 <= steps.throttle.one_after_another(0, chunks, 32, 512) <= 96
+    )  # two or three of 32, of a step of 8 all 256
+    assert steps.throttle.one_after_another(8, chunks, 32, 512) == steps.throttle.one_after_another(0, chunks, 32, 512)
+    assert steps.throttle.one_after_another(0, chunks, 256, 512) == 256  # the shortest is not cut
+    assert steps.throttle.one_after_another(0, chunks, 256, 100) == 100
+    assert (
+        steps.throttle.one_after_another(0, ChunkCost(0.0, 1e-6), 32, 512) == 512
+    )  # where tokens cost next to nothing, all at once
+    assert PrefillThrottle(inf, steps.cost).one_after_another(0, chunks, 32, 512) == 512
 
 
 # --------------------------------------------------------------------------------------------- beside streams
@@ -138,13 +142,13 @@ def test_prompts_that_could_share_a_step_have_it_one_after_the_other_if_that_cos
 
 def test_without_knowledge_or_limit_prompts_get_the_budget() -> None:
     steps = Steps(Machine(), slowdown=inf)
-    assert steps.room(8, 0, 999) == 512
+    assert steps.budget(8, 0, 999) == 512
     steps.step(0, [(0, 100)])
-    assert steps.room(8, 0, 999) == 512
+    assert steps.budget(8, 0, 999) == 512
     for _ in range(30):
         steps.step(8)
         steps.step(8, [(0, 100)])
-        assert steps.room(8, 0, 999) == 512
+        assert steps.budget(8, 0, 999) == 512
 
 
 def test_a_step_is_as_long_as_allowed_and_longer_when_many_wait_for_a_first_token() -> None:
@@ -158,9 +162,9 @@ def test_a_step_is_as_long_as_allowed_and_longer_when_many_wait_for_a_first_toke
     chunks = steps.cost.chunks(0)
     assert chunks is not None
     steps.step(8)
-    assert 28 <= steps.pace.room(8, chunks, 1.0, 999, 512) <= 30
-    assert 78 <= steps.pace.room(8, chunks, 2.0, 999, 512) <= 80
-    assert 53 <= steps.pace.room(8, chunks, 1.0, 999, 512, lesser_s=0.010) <= 55, "those give way"
+    assert 28 <= steps.throttle.beside_decodes(8, chunks, 1.0, 999, 512) <= 30
+    assert 78 <= steps.throttle.beside_decodes(8, chunks, 2.0, 999, 512) <= 80
+    assert 53 <= steps.throttle.beside_decodes(8, chunks, 1.0, 999, 512, lesser_s=0.010) <= 55, "those give way"
 
 
 def test_now_and_then_a_step_only_decodes_so_that_its_time_stays_known() -> None:
@@ -183,13 +187,13 @@ def test_a_prompt_that_fits_into_a_pause_gets_it_at_once_if_streams_are_rested()
     steps.step(0, [(0, 512)])
     for _ in range(30):
         steps.step(8)
-    assert steps.room(8, 0, 200) >= 200
+    assert steps.budget(8, 0, 200) >= 200
     steps.step(8, [(0, 200)])
-    assert steps.room(8, 0, 200) < 40
+    assert steps.budget(8, 0, 200) < 40
     for _ in range(22):
         steps.step(8)
-    assert steps.room(8, 0, 200) >= 200
-    assert steps.room(8, 0, 4000) < 40, "this does not fit"
+    assert steps.budget(8, 0, 200) >= 200
+    assert steps.budget(8, 0, 4000) < 40, "this does not fit"
 
 
 def test_where_a_chunk_costs_too_much_streams_pause_and_small_ones_need_not_wait() -> None:
@@ -199,12 +203,14 @@ def test_where_a_chunk_costs_too_much_streams_pause_and_small_ones_need_not_wait
         steps.step(1)
     took = steps.prefill(1, 3000)
     assert p95(took[60:]) < 0.005 and max(took) < 0.3
-    while pause := steps.room(1, 0, 9999):
-        assert steps.pace.enough(1, ChunkCost(0.004, 0.001), 8, pause) == pause, "who is left out waits for the next"
+    while pause := steps.budget(1, 0, 9999):
+        assert steps.throttle.one_after_another(1, ChunkCost(0.004, 0.001), 8, pause) == pause, (
+            "who is left out waits for the next"
+        )
         steps.step(1, [(0, pause)])
     for _ in range(10):
         steps.step(1)
-    assert not steps.room(1, 0, 9999) and steps.room(1, 0, 40) >= 40, "nothing is left to save for"
+    assert not steps.budget(1, 0, 9999) and steps.budget(1, 0, 40) >= 40, "nothing is left to save for"
 
 
 @settings(max_examples=60, deadline=None)
@@ -237,27 +243,27 @@ def test_tokens_come_at_most_three_times_as_late_while_a_long_prompt_is_prefille
     assert sum(took) <= 8 * alone
 
 
-# ----------------------------------------------------------------------------------------------- who is awaited
+# ----------------------------------------------------------------------------------------------- who is arrivals
 
 
-def test_who_keeps_coming_is_awaited_for_a_minute() -> None:
-    awaited = Awaited()
-    awaited.came(1, 100, 0.0)
-    awaited.came(0, 400, 30.0)
-    assert [awaited.tokens(cls, 30.0) for cls in (-1, 0, 1, 2)] == [None, 400, 100, 100]
-    assert [awaited.tokens(cls, 70.0) for cls in (-1, 0, 1, 2)] == [None, 400, 400, 400]
-    assert awaited.tokens(2, 91.0) is None
+def test_who_keeps_coming_is_arrivals_for_a_minute() -> None:
+    arrivals = PromptArrivals()
+    arrivals.observe(1, 100, 0.0)
+    arrivals.observe(0, 400, 30.0)
+    assert [arrivals.usual_tokens(cls, 30.0) for cls in (-1, 0, 1, 2)] == [None, 400, 100, 100]
+    assert [arrivals.usual_tokens(cls, 70.0) for cls in (-1, 0, 1, 2)] == [None, 400, 400, 400]
+    assert arrivals.usual_tokens(2, 91.0) is None
     for _ in range(40):
-        awaited.came(0, 200, 100.0)
-    assert 200 <= (awaited.tokens(0, 100.0) or 0) <= 205
+        arrivals.observe(0, 200, 100.0)
+    assert 200 <= (arrivals.usual_tokens(0, 100.0) or 0) <= 205
 
 
-def test_less_important_prompts_are_brief_while_more_important_ones_are_awaited() -> None:
+def test_less_important_prompts_are_brief_while_more_important_ones_are_arrivals() -> None:
     steps = Steps(Machine(base=0.0, decode=0.001, chunk=0.0, ahead=0.0, token=0.001, pair=0.0))
     for _ in range(5):
         steps.step(0, [(0, 200)])
     chunks = steps.cost.chunks(0)
     assert chunks is not None
-    briefs = [steps.pace.brief(chunks, awaited, 512) for awaited in (1, 80, 400)]
+    briefs = [steps.throttle.beside_more_important(chunks, arrivals, 512) for arrivals in (1, 80, 400)]
     assert briefs == pytest.approx([20, 20, 100], abs=1)
-    assert steps.pace.brief(ChunkCost(0.0, 0.1), 1, 512) == 4, "they get on"
+    assert steps.throttle.beside_more_important(ChunkCost(0.0, 0.1), 1, 512) == 4, "they get on"

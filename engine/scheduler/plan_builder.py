@@ -1,4 +1,4 @@
-"""A plan in the making."""
+"""The plan of a step while it is being made."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from engine.types import SeqSlice, Sequence
 
 
 @dataclass(slots=True)
-class Step:
-    """Tokens granted, in plan order, and budget left. A grant can be taken back. `prompts` are the running
-    sequences that lack more than one token or were seated in this step, `fresh` the latter; `lacking`: the tokens
-    of all of them. `num_prompts` counts also those that wait and have a seat to go to. `rooms`: see Chunks. After
-    preemption only sequences of a class below `barrier` may be seated.
+class PlanBuilder:
+    """Tokens granted to each sequence, in plan order, and the token budget that is left. A grant can be taken back.
+
+    `prompts` are the running sequences that lack more than one token or were admitted in this step, `admitted` the
+    latter; `prompt_tokens` is what all of them lack. `num_prompts` counts also the waiting ones that the running limit
+    has room for. `prefill_budgets`: see ChunkPlanner.budget(), by class. After a preemption only sequences of a class
+    below `admit_below` may be admitted.
     """
 
     budget: int
@@ -22,28 +24,31 @@ class Step:
     grants: dict[Sequence, int] = field(default_factory=dict)
     decodes: list[Sequence] = field(default_factory=list)
     prompts: list[Sequence] = field(default_factory=list)
-    fresh: list[Sequence] = field(default_factory=list)
-    lacking: int = 0
+    admitted: list[Sequence] = field(default_factory=list)
+    prompt_tokens: int = 0
     num_prompts: int = 0
-    rooms: dict[int, int] = field(default_factory=dict)
-    barrier: float = inf
+    prefill_budgets: dict[int, int] = field(default_factory=dict)
+    admit_below: float = inf
 
     def grant(self, seq: Sequence, num_tokens: int) -> None:
+        """The sequence computes so many tokens in this step."""
         self.grants[seq] = num_tokens
         self.budget -= num_tokens
 
     def add_prompt(self, seq: Sequence) -> None:
+        """The sequence lacks more than one token, or is admitted now."""
         self.prompts.append(seq)
-        self.lacking += seq.num_pending
+        self.prompt_tokens += seq.num_pending
 
     def take_back(self, seq: Sequence) -> None:
+        """The sequence does not run in this step after all."""
         self.budget += self.grants.pop(seq, 0)
-        self.rooms.clear()
+        self.prefill_budgets.clear()
         if seq in self.decodes:
             self.decodes.remove(seq)
         if seq in self.prompts:
             self.prompts.remove(seq)
-            self.lacking -= seq.num_pending
+            self.prompt_tokens -= seq.num_pending
 
 
 def slices(grants: Iterable[tuple[Sequence, int]], block_size: int) -> tuple[SeqSlice, ...]:

@@ -1,4 +1,4 @@
-"""Sequences of one class waiting: one line for all, or fair shares among tenants."""
+"""The waiting sequences of one class: in order of arrival, or shared fairly among tenants."""
 
 from __future__ import annotations
 
@@ -11,15 +11,21 @@ from typing import Protocol
 from engine.types import Sequence
 
 
-class Line(Protocol):
-    """No operation costs O(waiting)."""
+class ClassQueue(Protocol):
+    """An order of waiting sequences. No operation costs O(waiting)."""
 
-    def push(self, seq: Sequence) -> None: ...
+    def push(self, seq: Sequence) -> None:
+        """Add one that has arrived."""
+
     def push_front(self, seq: Sequence) -> None:
-        """Before all others, whoever they are."""
+        """Add one before all others, whoever they are."""
 
-    def head(self) -> Sequence | None: ...
-    def remove(self, seq: Sequence) -> None: ...
+    def head(self) -> Sequence | None:
+        """The one that leaves first; None if nothing waits."""
+
+    def remove(self, seq: Sequence) -> None:
+        """Take out one that waits here."""
+
     def first(self, count: int) -> Iterator[Sequence]:
         """Up to `count` of those that leave first, in about that order."""
 
@@ -27,26 +33,34 @@ class Line(Protocol):
     def __iter__(self) -> Iterator[Sequence]: ...
 
 
-class Fifo:
-    """In the order of arrival. (A plain dict would not do: its first key is slow to find after many removals.)"""
+class FifoQueue:
+    """In the order of arrival.
+
+    A plain dict would not do: its first key is slow to find after many removals.
+    """
 
     def __init__(self) -> None:
         self._seqs: OrderedDict[int, Sequence] = OrderedDict()
 
     def push(self, seq: Sequence) -> None:
+        """See ClassQueue.push()."""
         self._seqs[seq.seq_id] = seq
 
     def push_front(self, seq: Sequence) -> None:
+        """See ClassQueue.push_front()."""
         self._seqs[seq.seq_id] = seq
         self._seqs.move_to_end(seq.seq_id, last=False)
 
     def head(self) -> Sequence | None:
+        """See ClassQueue.head()."""
         return next(iter(self._seqs.values()), None)
 
     def remove(self, seq: Sequence) -> None:
+        """See ClassQueue.remove()."""
         del self._seqs[seq.seq_id]
 
     def first(self, count: int) -> Iterator[Sequence]:
+        """See ClassQueue.first()."""
         return islice(iter(self), count)
 
     def __contains__(self, seq: Sequence) -> bool:
@@ -59,9 +73,12 @@ class Fifo:
         return iter(self._seqs.values())
 
 
-class Shares:
-    """Tokens that each tenant has had: its virtual counter. One who comes back from having nothing waiting starts
-    level with the least served of the others, for idle time earns no credit."""
+class TenantShares:
+    """Tokens that each tenant has had.
+
+    A tenant that comes back from having nothing waiting starts level with the least served of the others: idle time
+    earns no credit.
+    """
 
     def __init__(self) -> None:
         self._served: dict[str, int] = {}
@@ -69,6 +86,7 @@ class Shares:
         self._prune_at = 1024
 
     def served(self, tenant: str) -> int:
+        """Tokens that the tenant counts as having had."""
         return self._served.get(tenant, self._level)
 
     def enter(self, tenant: str) -> None:
@@ -83,71 +101,77 @@ class Shares:
         self._level = max(self._level, self.served(tenant))
 
     def charge(self, tenant: str, num_tokens: int) -> None:
+        """The tenant has had so many tokens more."""
         self._served[tenant] = self.served(tenant) + num_tokens
 
 
-class Fair:
+class FairQueue:
     """First the preempted, then the tenant that has had the fewest tokens, each tenant's own in order of arrival.
 
-    `shares` may be common to many lines. Counters only grow, so an entry of the heap that is behind its tenant's
+    `shares` may be common to many queues. Counters only grow, so an entry of the heap that is behind its tenant's
     counter is put right when it comes up.
     """
 
-    def __init__(self, shares: Shares) -> None:
+    def __init__(self, shares: TenantShares) -> None:
         self._shares = shares
-        self._front = Fifo()
-        self._tenants: dict[str, Fifo] = {}
+        self._front = FifoQueue()
+        self._tenants: dict[str, FifoQueue] = {}
         self._heap: list[tuple[int, str]] = []
         self._in_heap: set[str] = set()  # those in _tenants, and some that left: one entry each
         self._count = 0
 
     def push(self, seq: Sequence) -> None:
+        """See ClassQueue.push()."""
         tenant = seq.request.tenant
-        line = self._tenants.get(tenant)
-        if line is None:
+        queue = self._tenants.get(tenant)
+        if queue is None:
             self._shares.enter(tenant)
-            line = self._tenants[tenant] = Fifo()
+            queue = self._tenants[tenant] = FifoQueue()
             if tenant not in self._in_heap:
                 self._in_heap.add(tenant)
                 heappush(self._heap, (self._shares.served(tenant), tenant))
-        line.push(seq)
+        queue.push(seq)
         self._count += 1
 
     def push_front(self, seq: Sequence) -> None:
+        """See ClassQueue.push_front()."""
         self._front.push_front(seq)
         self._count += 1
 
     def head(self) -> Sequence | None:
+        """See ClassQueue.head()."""
         if (seq := self._front.head()) is not None:
             return seq
         heap = self._heap
         while heap:
             at, tenant = heap[0]
-            line, served = self._tenants.get(tenant), self._shares.served(tenant)
-            if line is None:
+            queue, served = self._tenants.get(tenant), self._shares.served(tenant)
+            if queue is None:
                 heappop(heap)
                 self._in_heap.remove(tenant)
             elif at < served:
                 heapreplace(heap, (served, tenant))
             else:
                 self._shares.leads(tenant)
-                return line.head()
+                return queue.head()
         return None
 
     def remove(self, seq: Sequence) -> None:
+        """See ClassQueue.remove()."""
         self._count -= 1
         if seq in self._front:
             self._front.remove(seq)
             return
-        line = self._tenants[seq.request.tenant]
-        line.remove(seq)
-        if not len(line):
+        queue = self._tenants[seq.request.tenant]
+        queue.remove(seq)
+        if not len(queue):
             del self._tenants[seq.request.tenant]
 
     def first(self, count: int) -> Iterator[Sequence]:
+        """See ClassQueue.first()."""
         yield from self._front.first(count)
-        lines = (self._tenants.get(tenant) for _, tenant in islice(self._heap, count))
-        yield from (seq for line in lines if line is not None and (seq := line.head()) is not None)
+        queues = (self._tenants.get(tenant) for _, tenant in islice(self._heap, count))
+        yield from (seq for queue in queues if queue is not None and (seq := queue.head()) is not None)
 
     def __len__(self) -> int:
         return self._count
