@@ -19,8 +19,9 @@ from engine.kernels.reference import capped
 from engine.kv.storage import SCALED_DTYPES, LayerKV
 from engine.select import Needs
 
-_GROUP_SCORES = 1 << 20
-"""Sequences share a group while its padded contexts and its scores per head stay below this."""
+GROUP_SCORES = 1 << 20
+"""Sequences share a group while its padded contexts and its scores per head stay below this number, 4 MiB in
+float32."""
 
 
 @dataclass(slots=True)
@@ -43,9 +44,16 @@ class TorchPaged:
 
     needs: ClassVar[Needs] = Needs()
 
-    def __init__(self, shape: AttentionShape, block_size: int, kernels: Kernels | None = None) -> None:
+    def __init__(
+        self,
+        shape: AttentionShape,
+        block_size: int,
+        kernels: Kernels | None = None,
+        group_scores: int = GROUP_SCORES,
+    ) -> None:
         self.shape = shape
         self.block_size = block_size
+        self._group_scores = group_scores
 
     @staticmethod
     def keys_by_feature(block_size: int) -> bool:
@@ -56,7 +64,8 @@ class TorchPaged:
         """See AttentionBackend.plan(). One group for each call of torch's attention."""
         starts = batch.query_starts.tolist()
         counts = [end - start for start, end in pairwise(starts)]
-        return [self._group(batch, seqs, counts[seqs[0]]) for seqs in _gather_alike(counts, batch.seq_lens.tolist())]
+        groups = gather_alike(counts, batch.seq_lens.tolist(), self._group_scores)
+        return [self._group(batch, seqs, counts[seqs[0]]) for seqs in groups]
 
     def _group(self, batch: ForwardBatch, seqs: list[int], q: int) -> _Group:
         device = batch.block_table.device
@@ -131,7 +140,7 @@ class TorchPaged:
         if cap is None:
             return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)
         hidden = None if mask is None else ~mask.expand(-1, -1, q.shape[2], -1)
-        size = max(1, _GROUP_SCORES // keys.shape[2])  # rows at a time: these scores are all in memory
+        size = max(1, self._group_scores // keys.shape[2])  # rows at a time: these scores are all in memory
         out = []
         for at in range(0, q.shape[2], size):
             scores = capped((q[:, :, at : at + size] @ keys.transpose(2, 3)).float() * scale, cap)
@@ -178,14 +187,18 @@ def _word(cache: Tensor) -> torch.dtype:
     return torch.uint8 if cache.dtype in SCALED_DTYPES else cache.dtype
 
 
-def _gather_alike(counts: list[int], lens: list[int]) -> Iterator[list[int]]:
-    """Sequence indices in groups of equal row count and similar context length."""
-    if len(set(counts)) == 1 and len(counts) * counts[0] * max(lens) <= _GROUP_SCORES:
+def gather_alike(counts: list[int], lens: list[int], most_scores: int = GROUP_SCORES) -> Iterator[list[int]]:
+    """Sequence indices in groups of equal row count and similar context length.
+
+    `counts` and `lens`: rows and tokens of context of each sequence. A group of several sequences has at most
+    `most_scores` scores per head, padding included.
+    """
+    if len(set(counts)) == 1 and len(counts) * counts[0] * max(lens) <= most_scores:
         yield list(range(len(counts)))
         return
     group: list[int] = []
     for i in sorted(range(len(counts)), key=lambda i: (counts[i], lens[i])):
-        if group and (counts[i] != counts[group[0]] or (len(group) + 1) * counts[i] * lens[i] > _GROUP_SCORES):
+        if group and (counts[i] != counts[group[0]] or (len(group) + 1) * counts[i] * lens[i] > most_scores):
             yield group
             group = []
         group.append(i)

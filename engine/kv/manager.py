@@ -81,6 +81,11 @@ class PagedKVCache:
         return self._pool.published()
 
     @property
+    def num_sequences(self) -> int:
+        """Sequences that hold blocks or of which anything else is remembered."""
+        return len(self._records.keys() | self._owners.keys())
+
+    @property
     def num_pinned(self) -> int:
         """Blocks' worth of pinned prefixes, whether or not they have been computed yet."""
         return self._pool.num_pinned

@@ -50,14 +50,14 @@ class ColumnLinear:
     """x [T, in] -> this rank's output features [T, out / ranks], in the order of the parts, put together by `join`."""
 
     def __init__(self, parts: Sequence[Part], join: Join = concatenate) -> None:
-        self._parts = tuple(parts)
+        self.parts = tuple(parts)
         self._join = join
 
     def __call__(self, x: Tensor) -> Tensor:
         """Rows `x` [T, in] -> [T, out / ranks]."""
-        if len(self._parts) == 1:
-            return self._parts[0](x)
-        return self._join([part(x) for part in self._parts])
+        if len(self.parts) == 1:
+            return self.parts[0](x)
+        return self._join([part(x) for part in self.parts])
 
 
 class RowLinear:

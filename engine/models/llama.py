@@ -112,6 +112,11 @@ class LlamaModel:
         self._norm = norm("model.norm")
         self._head = weights.head()
 
+    @property
+    def attention_shapes(self) -> tuple[AttentionShape, ...]:
+        """The kinds of attention layers, each once, in order of their first layer."""
+        return tuple(self._backends)
+
     def forward(self, batch: ForwardBatch, kv: KV) -> Tensor:
         """See Model.forward()."""
         plans = {shape: backend.plan(batch) for shape, backend in self._backends.items()}

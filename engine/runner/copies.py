@@ -58,7 +58,7 @@ class CpuCopies:
     """In the calling thread: there is nothing for a copy to overlap with."""
 
     def __init__(self, storage: KVStorage, num_slots: int, disk: np.ndarray | None = None) -> None:
-        self._parts = [part.numpy() for part in _parts(storage, torch.uint8)]
+        self._parts = [part.numpy() for part in block_parts(storage, torch.uint8)]
         self._rows = torch.zeros(num_slots, storage.layout.bytes_per_block, dtype=torch.uint8).numpy()
         self._disk = disk
 
@@ -96,7 +96,7 @@ class CudaCopies:
     def __init__(self, storage: KVStorage, num_slots: int, disk: np.ndarray | None = None) -> None:
         whole = all(t.stride(0) * t.element_size() % 8 == 0 for layer in storage.by_block for t in layer)
         word = torch.int64 if whole else torch.uint8
-        self._parts = _parts(storage, word)
+        self._parts = block_parts(storage, word)
         self._device = self._parts[0].device
         width = sum(part.shape[1] for part in self._parts)
         self._rows = torch.zeros(num_slots, width, dtype=word, pin_memory=True)
@@ -155,7 +155,7 @@ def scatter(parts: Sequence[Tensor], blocks: Tensor, rows: Tensor) -> None:
         at += part.shape[1]
 
 
-def _parts(storage: KVStorage, word: torch.dtype) -> list[Tensor]:
+def block_parts(storage: KVStorage, word: torch.dtype) -> list[Tensor]:
     """Each tensor of the cache as [num_blocks, words of a block], whatever its order inside a block."""
     flat = (t.as_strided((t.shape[0], t.stride(0)), (t.stride(0), 1)) for layer in storage.by_block for t in layer)
     return [t.view(word) for t in flat]

@@ -68,6 +68,16 @@ class StepGraph:
         self._chosen = torch.empty(0)  # the head's input
         self._works = True
 
+    @property
+    def captured(self) -> bool:
+        """Whether both halves of a step, the layers and the head, are replayed from now on."""
+        return self._layers is not None and self._head is not None
+
+    @property
+    def buffer_bytes(self) -> tuple[int, int]:
+        """Memory for the outputs of the layers and of the head."""
+        return self._layer_buffers.nbytes, self._head_buffers.nbytes
+
     def hidden(self, slices: Seq[SeqSlice]) -> Tensor | None:
         """The hidden states [T, hidden] of a step, bit for bit those of Model.forward, until the next call.
 

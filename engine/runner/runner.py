@@ -53,6 +53,16 @@ class Runner:
         return self._model
 
     @property
+    def graph(self) -> StepGraph | None:
+        """What replays captured steps; None where steps are never captured."""
+        return self._graph
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that are remembered, here and by the sampler together."""
+        return len(self._known.keys() | self._sampler.seq_ids)
+
+    @property
     def storage(self) -> KVStorage:
         """The rank's KV cache."""
         return self._storage

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Seq
+from collections.abc import Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,6 +59,11 @@ class Sampler:
         self._vocab_size = vocab_size
         self._device = device
         self._states: dict[int, _State] = {}
+
+    @property
+    def seq_ids(self) -> Set[int]:
+        """The sequences that are remembered."""
+        return self._states.keys()
 
     def add(self, new: NewSequence) -> None:
         """Register a sequence, before its first sample(). Adding a known id starts it afresh.

@@ -18,8 +18,9 @@ PARAMS = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
 PROMPT = tuple(range(10, 40))
 
 
-def engine() -> Engine:
-    return Engine(EngineConfig("none", max_num_batched_tokens=32), executor=FakeExecutor(), text=demo_text())
+def engine(executor: FakeExecutor | None = None) -> Engine:
+    config = EngineConfig("none", max_num_batched_tokens=32)
+    return Engine(config, executor=executor or FakeExecutor(), text=demo_text())
 
 
 def run(e: Engine, requests: tuple[GenerateRequest, ...], steps: int = 10**6) -> list[TokenDelta]:
@@ -63,9 +64,8 @@ def test_text_tokens_logprobs_and_counts_are_the_same(cut: int, changes: dict[st
 
 
 def test_the_rank_is_told_what_is_output() -> None:
-    e = engine()
-    executor = e._executor
-    assert isinstance(executor, FakeExecutor)
+    executor = FakeExecutor()
+    e = engine(executor)
     e.add(GenerateRequest("r", (*PROMPT, 50, 51), PARAMS, resumed_tokens=2))
     e.step()
     [new] = executor.params.values()

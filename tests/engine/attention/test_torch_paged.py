@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from engine.attention import torch_paged
 from engine.attention.base import AttentionShape
-from engine.attention.torch_paged import TorchPaged, _gather_alike
+from engine.attention.torch_paged import TorchPaged, gather_alike
 from engine.batch import build_batch
 from engine.types import SeqSlice
 
@@ -14,14 +13,13 @@ torch.set_num_threads(1)
 
 
 def test_decodes_are_one_group():
-    assert list(_gather_alike([1] * 40, [100 + i for i in range(40)])) == [list(range(40))]
+    assert list(gather_alike([1] * 40, [100 + i for i in range(40)])) == [list(range(40))]
 
 
-def test_groups_hold_equal_row_counts_and_bounded_padding(monkeypatch):
-    monkeypatch.setattr(torch_paged, "_GROUP_SCORES", 1000)
+def test_groups_hold_equal_row_counts_and_bounded_padding():
     counts = [1, 16, 1, 1, 16, 1]
     lens = [900, 16, 10, 2000, 30, 12]
-    groups = list(_gather_alike(counts, lens))
+    groups = list(gather_alike(counts, lens, 1000))
     assert sorted(i for g in groups for i in g) == list(range(6))
     for g in groups:
         assert len({counts[i] for i in g}) == 1
@@ -29,7 +27,7 @@ def test_groups_hold_equal_row_counts_and_bounded_padding(monkeypatch):
     assert [2, 5] in groups
 
 
-def test_grouping_changes_nothing(monkeypatch):
+def test_grouping_changes_nothing():
     shape = AttentionShape(4, 2, 32, 32**-0.5)
     torch.manual_seed(0)
     lens = [5, 40, 17, 33]
@@ -40,10 +38,10 @@ def test_grouping_changes_nothing(monkeypatch):
     kv = (torch.randn(16, 16, 2, 32), torch.randn(16, 16, 2, 32))
     backend = TorchPaged(shape, 16)
     together = backend.run(q, k, v, kv, batch, backend.plan(batch))
-    monkeypatch.setattr(torch_paged, "_GROUP_SCORES", 1)
-    plan = backend.plan(batch)
+    apart = TorchPaged(shape, 16, group_scores=1)
+    plan = apart.plan(batch)
     assert len(plan) == 4
-    torch.testing.assert_close(backend.run(q, k, v, kv, batch, plan), together)
+    torch.testing.assert_close(apart.run(q, k, v, kv, batch, plan), together)
 
 
 def test_a_window_gathers_only_what_it_sees():

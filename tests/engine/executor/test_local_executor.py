@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.batch import build_batch
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ModelFileError
 from engine.executor.base import executor_class
@@ -113,13 +114,16 @@ def test_dtypes(tmp_path, settings, dtype, kv_dtype):
     path = make_gguf(tmp_path)
     rank = Rank(_config(str(path), **settings))
     rank.load()
-    runner = rank._runner
-    assert runner is not None
-    assert runner._storage.layout.dtype == kv_dtype
+    runner = rank.runner
+    assert runner.storage.layout.dtype == kv_dtype
     # The compiled kernels keep all but float weights and what they are multiplied with in float32.
-    assert runner._model._norm._weight.dtype == (torch.float32 if cpu.available() else dtype)
+    piece = SeqSlice(0, (5, 6), 0, (3,), sample=True)
+    with torch.inference_mode():
+        batch = build_batch((piece,), runner.storage.layout.block_size, torch.device("cpu"))
+        hidden = runner.model.forward(batch, runner.storage.layers)
+    assert hidden.dtype == (torch.float32 if cpu.available() else dtype)
     new = (NewSequence(0, SamplingParams(temperature=0.0), 0, (5, 6)),)
-    result = rank.run(StepPlan(0, (SeqSlice(0, (5, 6), 0, (3,), sample=True),), new))
+    result = rank.run(StepPlan(0, (piece,), new))
     assert len(result.slices[0].token_ids) == 1
 
 
@@ -128,8 +132,7 @@ def test_auto_dtype_is_the_checkpoints_own(tmp_path):
     hf_model("llama").bfloat16().save_pretrained(path)
     rank = Rank(_config(str(path)))
     rank.load()
-    assert rank._runner is not None
-    assert rank._runner._storage.layout.dtype == torch.bfloat16
+    assert rank.runner.storage.layout.dtype == torch.bfloat16
 
 
 def test_executors_that_are_not_shipped_are_named_by_module_and_class():

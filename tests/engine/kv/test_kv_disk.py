@@ -14,6 +14,7 @@ from helpers_models import make_gguf
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError
+from engine.executor.local import LocalExecutor
 from engine.kv.disk_file import rows_on_disk
 from engine.kv.host import HostTier
 from engine.kv.manager import PagedKVCache
@@ -121,8 +122,9 @@ def test_settings_that_cannot_be() -> None:
 def test_an_engine_answers_from_disk_as_if_it_had_computed_it(tmp_path: Path) -> None:
     gib = 1 << 30
     plain = EngineConfig(str(make_gguf(tmp_path)), device="cpu", num_kv_blocks=8, max_model_len=128, num_threads=1)
-    probe = Engine(plain)
-    block = probe._executor.rank.runner.storage.layout.bytes_per_block  # type: ignore[attr-defined]
+    executor = LocalExecutor(plain)
+    probe = Engine(plain, executor=executor)
+    block = executor.rank.runner.storage.layout.bytes_per_block
     greedy = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
     prompts = [[10 * n + i for i in range(50)] for n in range(1, 8)]
     wanted = [done.choices[0].token_ids for done in probe.generate(prompts, greedy)]

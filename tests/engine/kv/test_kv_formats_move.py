@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.kv.storage import KVLayout, KVStorage, num_blocks_for
-from engine.runner.copies import _parts, gather, make_copies, scatter
+from engine.runner.copies import block_parts, gather, make_copies, scatter
 from engine.types import SamplingParams
 
 CPU = torch.device("cpu")
@@ -56,7 +56,7 @@ def test_host_memory_takes_codes_and_scales(dtype, by_feature):
     copies.run(((7, 2), (3, 1)), ())
     copies.run((), ((1, 0), (2, 9)))
     assert content(storage, 0) == before[3] and content(storage, 9) == before[7]
-    parts = _parts(storage, torch.uint8)
+    parts = block_parts(storage, torch.uint8)
     scatter(parts, torch.tensor([5]), gather(parts, torch.tensor([8])))
     assert content(storage, 5) == before[8]
 

@@ -73,6 +73,6 @@ TestPool.settings = settings(max_examples=100, stateful_step_count=40, deadline=
 
 def test_check_notices_a_lost_block() -> None:
     pool = BlockPool(2)
-    pool._blank.pop()
+    pool.num_blocks = 3  # of which the third was never anywhere
     with pytest.raises(AssertionError, match="lost"):
         pool.check()

@@ -137,8 +137,8 @@ def test_sliding_window(tmp_path, arch, chunk):
 
 def test_window_as_long_as_the_context_is_no_window(tmp_path):
     path = make_hf_dir(tmp_path, "mistral", sliding_window=64)
-    assert all(shape.window is None for shape in Driver(path, max_model_len=64).model._backends)
-    assert all(shape.window == 64 for shape in Driver(path, max_model_len=65).model._backends)
+    assert all(shape.window is None for shape in Driver(path, max_model_len=64).model.attention_shapes)
+    assert all(shape.window == 64 for shape in Driver(path, max_model_len=65).model.attention_shapes)
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
@@ -252,10 +252,10 @@ def test_parts_in_different_formats_are_run_apart(tmp_path, compiled):
     weights = Weights(checkpoint, SoloGroup(), torch.float32, CPU, NativeKernels() if compiled else None)
     at = "model.layers.0.self_attn"
     fused = weights.column(f"{at}.q_proj", f"{at}.k_proj", f"{at}.v_proj")
-    assert len(fused._parts) == 1
+    assert len(fused.parts) == 1
     x = torch.randn(3, 64)
     mixed = weights.column(f"{at}.q_proj", "model.embed_tokens", f"{at}.v_proj")
-    assert len(mixed._parts) == 3
+    assert len(mixed.parts) == 3
     q, v = weights.column(f"{at}.q_proj")(x), weights.column(f"{at}.v_proj")(x)
     torch.testing.assert_close(fused(x), torch.cat([q, weights.column(f"{at}.k_proj")(x), v], 1))
     torch.testing.assert_close(mixed(x), torch.cat([q, weights.column("model.embed_tokens")(x), v], 1))

@@ -7,7 +7,7 @@ import torch
 
 from engine.errors import ConfigError
 from engine.kv.storage import KVLayout, KVStorage
-from engine.runner.copies import _parts, gather, make_copies, scatter, seconds_per_block
+from engine.runner.copies import block_parts, gather, make_copies, scatter, seconds_per_block
 
 CPU = torch.device("cpu")
 
@@ -52,7 +52,7 @@ def test_one_plan_may_store_and_load_a_slot_and_reuse_the_block() -> None:
 def test_the_gpus_way_moves_the_same_bytes(keys_by_feature: bool) -> None:
     storage = filled(torch.float16, keys_by_feature)
     before = [content(storage, block) for block in range(10)]
-    parts = _parts(storage, torch.int64)
+    parts = block_parts(storage, torch.int64)
     rows = gather(parts, torch.tensor([4, 6]))
     assert rows.shape == (2, storage.layout.bytes_per_block // 8)
     scatter(parts, torch.tensor([0, 9]), rows)

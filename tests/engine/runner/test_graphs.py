@@ -13,6 +13,8 @@ from engine.errors import EngineError
 from engine.executor.rank import Rank
 from engine.kernels import cpu
 from engine.runner.runner import Runner
+from engine.runner.sampler import Sampler
+from engine.spec.none import NoProposer
 from engine.types import NewSequence, SamplingParams, SeqSlice, StepPlan
 from tests.helpers_models import make_gguf, make_hf_dir
 
@@ -32,10 +34,10 @@ def _rank(path, **settings) -> Rank:
     return rank
 
 
-def _eager(rank: Rank) -> Rank:
-    """The same without captured steps."""
-    rank.runner._graph = None
-    return rank
+def _eager(rank: Rank) -> Runner:
+    """The same model and cache without captured steps."""
+    sampler = Sampler(VOCAB, frozenset({2}), torch.device("cpu"))
+    return Runner(rank.runner.model, rank.runner.storage, sampler, NoProposer(), BLOCK, torch.device("cpu"))
 
 
 class Sequences:
@@ -84,8 +86,8 @@ def _model(folder, arch: str, kind: str):
 @pytest.mark.parametrize("params", [{"temperature": 0.0, "logprobs": 3}, {"temperature": 1.0, "top_p": 0.9}], ids=str)
 def test_same_bits_as_eager(tmp_path, arch, params, kind, dtype):
     path = _model(tmp_path, arch, kind)
-    captured, eager = _rank(path, dtype=dtype), _eager(_rank(path, dtype=dtype))
-    a, b = (Sequences(rank.runner, 6, **params) for rank in (captured, eager))
+    captured, eager = _rank(path, dtype=dtype).runner, _eager(_rank(path, dtype=dtype))
+    a, b = (Sequences(runner, 6, **params) for runner in (captured, eager))
     rng = random.Random(0)
     for _ in range(60):
         ids = rng.sample(range(6), rng.randint(1, 6))
@@ -98,24 +100,23 @@ def test_same_bits_as_eager(tmp_path, arch, params, kind, dtype):
     assert a.tokens == b.tokens
     assert all(
         torch.equal(x, y)
-        for one, other in zip(captured.runner.storage.layers, eager.runner.storage.layers, strict=True)
+        for one, other in zip(captured.storage.layers, eager.storage.layers, strict=True)
         for x, y in zip(one, other, strict=True)
     )
-    assert captured.runner._graph._layers is not None and captured.runner._graph._head is not None
+    assert captured.graph.captured and eager.graph is None
 
 
 def test_larger_steps_need_no_more_memory(tmp_path):
     rank = _rank(make_gguf(tmp_path))
-    pools = rank.runner._graph._layer_buffers, rank.runner._graph._head_buffers
-    before = [pool.nbytes for pool in pools]
+    before = rank.runner.graph.buffer_bytes
     sequences = Sequences(rank.runner, 6, temperature=0.0)
     for count in range(1, 7):
         sequences.step([sequences.slice(i) for i in range(count)])
-    assert [pool.nbytes for pool in pools] == before
+    assert rank.runner.graph.buffer_bytes == before
 
 
 def test_steps_that_are_too_large_are_declined(tmp_path):
-    graph = _rank(make_gguf(tmp_path), max_num_seqs=2, max_num_batched_tokens=8).runner._graph
+    graph = _rank(make_gguf(tmp_path), max_num_seqs=2, max_num_batched_tokens=8).runner.graph
     decode = SeqSlice(0, (5,), 3, (1,), sample=True)
     with torch.inference_mode():
         assert graph.hidden((decode, decode._replace(seq_id=1, token_ids=(5,) * 7))).shape == (8, 64)
@@ -127,13 +128,13 @@ def test_prompt_logprobs_are_not_lost(tmp_path):
     path = make_gguf(tmp_path)
     prompt, params = tuple(range(10, 22)), SamplingParams(temperature=0.0, prompt_logprobs=1)
     found = []
-    for rank in (_rank(path), _eager(_rank(path))):
+    for runner in (_rank(path).runner, _eager(_rank(path))):
         new = (NewSequence(0, params, 0, prompt),)
         own = []
         for at, token in enumerate(prompt):  # chunks of one token: the last looks like a decode
             last = at == len(prompt) - 1
             plan = StepPlan(at, (SeqSlice(0, (token,), at, (4,), sample=last),), new if at == 0 else ())
-            own.append(rank.run(plan).slices[0])
+            own.append(runner.run(plan).slices[0])
         found.append(own)
     assert found[0] == found[1]
     assert sum(len(s.prompt_logprobs) for s in found[0]) == len(prompt) - 1
@@ -142,7 +143,7 @@ def test_prompt_logprobs_are_not_lost(tmp_path):
 def test_a_position_beyond_the_context_is_an_error(tmp_path):
     rank = _rank(make_gguf(tmp_path), max_model_len=64)
     with pytest.raises(EngineError, match="position 64 is beyond the context of 64"):
-        rank.runner._graph.hidden((SeqSlice(0, (5, 6), 63, (0, 1, 2, 3, 4), sample=True),))
+        rank.runner.graph.hidden((SeqSlice(0, (5, 6), 63, (0, 1, 2, 3, 4), sample=True),))
 
 
 def test_logits_that_are_not_finite_end_a_captured_step_too(tmp_path):

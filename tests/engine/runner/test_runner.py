@@ -109,11 +109,10 @@ def test_decoding_scores_no_prompt(rig):
 
 
 def test_finished_sequences_are_forgotten_first(rig):
-    runner, _, sampler = rig
+    runner, _, _ = rig
     runner.run(StepPlan(0, (_slice(1, [5], 0, sample=True),), (_new(1, [5]),)))
     # The id may return in the same plan: what it was is gone, what it is now counts.
     plan = StepPlan(1, (_slice(1, [9], 0, sample=True),), (_new(1, [9], prompt_logprobs=0),), finished=(1,))
     assert runner.run(plan).slices[0].token_ids == (10,)
     assert runner.run(StepPlan(2, (), (), finished=(1,))).slices == ()
-    assert not runner._known
-    assert not sampler._states
+    assert runner.num_sequences == 0

@@ -99,8 +99,7 @@ def test_tenants_share_tokens_not_requests() -> None:
         s = q.pop()
         q.charge(s, len(s.tokens))
         taken.append(s.request.tenant)
-    assert taken[:5] == ["few", "many", "many", "many", "few"] or taken[:5] == ["many", "few", "many", "many", "many"]
-    assert taken.count("few") == 2 and taken.index("few") < 2
+    assert taken == ["few", "many", "many", "many", "few", "many", "many", "many"]
 
 
 def test_idle_time_earns_no_credit() -> None:
@@ -150,7 +149,7 @@ def test_a_more_important_one_preempts_and_lets_the_preempted_run_again() -> Non
     later = world.add(prompt(6, 8), priority=1, max_tokens=4)
     while later.phase is Phase.WAITING:
         world.step()
-        assert later.phase is Phase.WAITING or all(s.phase is not Phase.PREEMPTED for s in low)
+    assert Phase.PREEMPTED not in {s.phase for s in low}, "they waited before it"
     world.drain()
     assert world.scheduler.num_preemptions == 1 and high.num_preemptions == 0
 

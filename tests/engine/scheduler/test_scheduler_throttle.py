@@ -164,7 +164,7 @@ def test_a_step_is_as_long_as_allowed_and_longer_when_many_wait_for_a_first_toke
     steps.step(8)
     assert 28 <= steps.throttle.beside_decodes(8, chunks, 1.0, 999, 512) <= 30
     assert 78 <= steps.throttle.beside_decodes(8, chunks, 2.0, 999, 512) <= 80
-    assert 53 <= steps.throttle.beside_decodes(8, chunks, 1.0, 999, 512, lesser_s=0.010) <= 55, "those give way"
+    assert 53 <= steps.throttle.beside_decodes(8, chunks, 1.0, 999, 512, less_important_s=0.010) <= 55, "those give way"
 
 
 def test_now_and_then_a_step_only_decodes_so_that_its_time_stays_known() -> None:

@@ -10,11 +10,12 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors,
 
 from engine.errors import ModelFileError
 from engine.text import Tokenizer, load_text, load_tokenizer
+from engine.text.tokenizer import read_vocabulary
 
 
 @pytest.fixture
-def directory(tmp_path: Path, tokenizer: Tokenizer) -> Path:
-    backend = tokenizers.Tokenizer.from_str(tokenizer._backend.to_str())
+def directory(tmp_path: Path, demo_path: Path) -> Path:
+    backend = read_vocabulary(demo_path).backend
     backend.decoder = decoders.ByteLevel()
     backend.save(str(tmp_path / "tokenizer.json"))
     write(tmp_path, "tokenizer_config", bos_token="<|im_start|>", eos_token={"content": "<|im_end|>"})
