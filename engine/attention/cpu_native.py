@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.attention.base import AttentionShape
 from engine.batch import ForwardBatch
 from engine.kernels.base import Kernels
-from engine.kernels.cpu.ops import HEAD_DIM_STEP, KEY_GROUP, MAX_HEAD_DIM, NativeKernels, PagedContext
+from engine.kernels.cpu.ops import HEAD_DIM_STEP, KEY_GROUP, MAX_HEAD_DIM, NativeKernels, PagedContext, Scoring
 from engine.kv.storage import LayerKV
 from engine.select import Needs
 
@@ -27,7 +27,7 @@ class CpuNative:
     )
 
     def __init__(self, shape: AttentionShape, block_size: int, kernels: Kernels | None = None) -> None:
-        self._shape = shape
+        self._scoring = Scoring(shape.scale, shape.window, shape.sinks, shape.rounded, shape.softcap)
         self._kernels = kernels if isinstance(kernels, NativeKernels) else NativeKernels()
 
     @staticmethod
@@ -41,7 +41,4 @@ class CpuNative:
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, batch: ForwardBatch, meta: PagedContext) -> Tensor:
         """See AttentionBackend.run()."""
-        shape = self._shape
-        return self._kernels.paged_attention(
-            q, k, v, kv, meta, shape.scale, shape.window, shape.sinks, shape.rounded, shape.softcap
-        )
+        return self._kernels.paged_attention(q, k, v, kv, meta, self._scoring)

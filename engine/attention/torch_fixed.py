@@ -10,10 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from engine.attention.base import AttentionShape
-from engine.attention.torch_paged import load, store
+from engine.attention.torch_cache import TorchAttention, load, store
 from engine.batch import ForwardBatch
-from engine.kernels.base import Kernels
 from engine.kernels.reference import capped
 from engine.kv.storage import LayerKV
 from engine.select import Needs
@@ -34,20 +32,11 @@ class _Tile:
     hidden: Tensor  # [_ROWS, spans * _SPAN]
 
 
-class TorchFixed:
+class TorchFixed(TorchAttention):
     """One tile after the other, in float32. A key that no row sees is another one of the sequence, masked: no other
     memory is read."""
 
     needs: ClassVar[Needs] = Needs(invariant=True)
-
-    def __init__(self, shape: AttentionShape, block_size: int, kernels: Kernels | None = None) -> None:
-        self.shape = shape
-        self.block_size = block_size
-
-    @staticmethod
-    def keys_by_feature(block_size: int) -> bool:
-        """See AttentionBackend.keys_by_feature()."""
-        return False
 
     def plan(self, batch: ForwardBatch) -> list[_Tile]:
         """See AttentionBackend.plan(). One tile for each _ROWS positions of a sequence."""

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.attention.base import AttentionShape
-from engine.attention.kv_codec import decode, encode
+from engine.attention.torch_cache import TorchAttention, as_floats, store
 from engine.batch import ForwardBatch
 from engine.kernels.base import Kernels
 from engine.kernels.reference import capped
-from engine.kv.storage import SCALED_DTYPES, LayerKV
+from engine.kv.storage import LayerKV
 from engine.select import Needs
 
 GROUP_SCORES = 1 << 20
@@ -35,7 +35,7 @@ class _Group:
     context: list[Tensor] = field(default_factory=list)  # scratch for gathered K and V, reused by every layer
 
 
-class TorchPaged:
+class TorchPaged(TorchAttention):
     """Sequences with equally many rows (all decodes, or one chunk) are gathered and attended together.
 
     A padded position repeats a slot of the same sequence, so no row ever reads another sequence's
@@ -51,14 +51,8 @@ class TorchPaged:
         kernels: Kernels | None = None,
         group_scores: int = GROUP_SCORES,
     ) -> None:
-        self.shape = shape
-        self.block_size = block_size
+        super().__init__(shape, block_size, kernels)
         self._group_scores = group_scores
-
-    @staticmethod
-    def keys_by_feature(block_size: int) -> bool:
-        """See AttentionBackend.keys_by_feature()."""
-        return False
 
     def plan(self, batch: ForwardBatch) -> list[_Group]:
         """See AttentionBackend.plan(). One group for each call of torch's attention."""
@@ -129,7 +123,7 @@ class TorchPaged:
         gathered = [
             torch.index_select(cache, 0, group.slots, out=out) for cache, out in zip(caches, group.context, strict=True)
         ]
-        keys, values = (x.to(q.dtype).view(n, -1, hkv, dim).transpose(1, 2) for x in _as_floats(gathered))
+        keys, values = (x.to(q.dtype).view(n, -1, hkv, dim).transpose(1, 2) for x in as_floats(gathered))
         stacked = q.view(n, total // n, hkv, -1, dim).permute(0, 2, 3, 1, 4).reshape(n, hkv, -1, dim)
         out = self._attention(stacked, keys, values, group.mask)
         return out.view(n, hkv, -1, total // n, dim).permute(0, 3, 1, 2, 4).reshape(total, -1)
@@ -148,43 +142,6 @@ class TorchPaged:
                 scores.masked_fill_(hidden[:, :, at : at + size], -torch.inf)
             out.append(scores.softmax(-1).to(q.dtype) @ values)
         return torch.cat(out, 2)
-
-
-def store(k: Tensor, v: Tensor, kv: LayerKV, slots: Tensor) -> None:
-    """Write k and v [T, KVH, D], and their scales if the cache has any, at slots [T]."""
-    new_parts = _as_stored(k, v, kv)
-    for cache, new in zip(kv[: len(new_parts)], new_parts, strict=True):
-        flat = cache.view(-1, *cache.shape[2:])
-        flat.view(_word(flat)).index_copy_(0, slots, new.view(_word(flat)))
-
-
-def load(kv: LayerKV, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """K and V [n, KVH, D] at slots [n]."""
-    flat = [cache.view(-1, *cache.shape[2:]) for cache in kv]
-    return _as_floats([cache.view(_word(cache)).index_select(0, slots).view(cache.dtype) for cache in flat])
-
-
-def _as_stored(k: Tensor, v: Tensor, kv: LayerKV) -> tuple[Tensor, ...]:
-    """What goes into the cache: K, V and their scales, if it has any that are not given."""
-    dtype = kv[0].dtype
-    if dtype not in SCALED_DTYPES:
-        return k.to(dtype), v.to(dtype)
-    given = [scales[0, 0] if not any(scales.stride()) else None for scales in kv[2:]]
-    (keys, key_scales), (values, value_scales) = (encode(x, dtype, s) for x, s in zip((k, v), given, strict=True))
-    return (keys, values, key_scales, value_scales) if given[0] is None else (keys, values)
-
-
-def _as_floats(stored: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """K and V of what _as_stored gave."""
-    if len(stored) == 2:
-        return stored[0], stored[1]
-    keys, values, key_scales, value_scales = stored
-    return decode(keys, key_scales), decode(values, value_scales)
-
-
-def _word(cache: Tensor) -> torch.dtype:
-    """To copy by: torch does not index float8."""
-    return torch.uint8 if cache.dtype in SCALED_DTYPES else cache.dtype
 
 
 def gather_alike(counts: list[int], lens: list[int], most_scores: int = GROUP_SCORES) -> Iterator[list[int]]:

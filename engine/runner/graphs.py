@@ -10,13 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.batch import ForwardBatch
 from engine.errors import EngineError
@@ -24,6 +21,7 @@ from engine.kernels.cpu.ops import NativeKernels
 from engine.kernels.cpu.tape import BufferPool, Tape
 from engine.layers.context import KV
 from engine.models.base import Model
+from engine.runner.other_ops import OtherOps
 from engine.types import SeqSlice
 
 logger = logging.getLogger(__name__)
@@ -105,7 +103,7 @@ class StepGraph:
 
     def _capture_layers(self, rows: int, seqs: int) -> Tensor | None:
         batch = self._inputs.batch(rows, seqs)
-        with self._kernels.record(self._layer_buffers) as tape, _OtherOps() as others:
+        with self._kernels.record(self._layer_buffers) as tape, OtherOps() as others:
             hidden = self._model.forward(batch, self._kv)
         if self._accepts(tape, rows, others):
             self._layers = _Capture(tape, self._layer_buffers.alias(hidden))
@@ -113,13 +111,13 @@ class StepGraph:
         return None
 
     def _capture_head(self, rows: int) -> Tensor:
-        with self._kernels.record(self._head_buffers) as tape, _OtherOps() as others:
+        with self._kernels.record(self._head_buffers) as tape, OtherOps() as others:
             logits = self._model.logits(self._chosen[:rows])
         if self._accepts(tape, rows, others):
             self._head = _Capture(tape, self._head_buffers.alias(logits))
         return logits
 
-    def _accepts(self, tape: Tape, rows: int, others: _OtherOps) -> bool:
+    def _accepts(self, tape: Tape, rows: int, others: OtherOps) -> bool:
         reasons = others.names or {f"{n} rows beside {rows}" for n in tape.row_counts - {rows}}
         if reasons:
             self._works = False
@@ -186,31 +184,3 @@ class _Inputs:
             seq_lens=self._seq_lens[:num_seqs],
             block_table=self._table[:num_seqs],
         )
-
-
-class _OtherOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collects the names of the torch ops that do more than give another view of a tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names: set[str] = set()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here; but to leave this class out, torch would import its compiler, for seconds."""
-        return False
-
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        # By where the results lie, for ops such as reshape copy only if they must.
-        if func._schema.is_mutable or not _storages(result) <= _storages(args):
-            self.names.add(str(func))
-        return result
-
-
-def _storages(values: Any) -> set[int]:
-    """Where the tensors among `values` (one, or a sequence) begin; 0 stands for anything else."""
-    items = values if isinstance(values, list | tuple) else (values,)
-    return {x.untyped_storage().data_ptr() if isinstance(x, Tensor) else 0 for x in items}

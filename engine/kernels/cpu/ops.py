@@ -59,6 +59,23 @@ class PagedContext:
         object.__setattr__(self, "arguments", (*pointers, max_blocks, num_seqs))
 
 
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How the scores of paged_attention are made from q·k.
+
+    `scale` multiplies q·k. With a `window` a row sees the last `window` tokens of its sequence, itself included, and
+    besides the first `sinks`. `softcap` c: a scaled q·k counts as c * tanh(q·k / c). `rounded`: beside a bfloat16 cache
+    q and the softmax are rounded to bfloat16 too on machines that multiply pairs of bfloat16, which do that twice as
+    fast. Otherwise every machine gives the same bits.
+    """
+
+    scale: float
+    window: int | None = None
+    sinks: int = 0
+    rounded: bool = False
+    softcap: float | None = None
+
+
 class NativeKernels:
     """The compiled kernels as methods; each runs on at most torch.get_num_threads() threads.
 
@@ -152,18 +169,14 @@ class NativeKernels:
         return out
 
     def paged_attention(
-        self, q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, context: PagedContext, scale: float,
-        window: int | None = None, sinks: int = 0, rounded: bool = False, softcap: float | None = None,
-    ) -> Tensor:  # fmt: skip
+        self, q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, context: PagedContext, scoring: Scoring
+    ) -> Tensor:
         """Write k, v [T, KVH, D] at the slots of kv, then attend q [T, H, D]; returns [T, H * D].
 
         kv is of a type in KV_TYPES, with the features of a head side by side. K is read faster if the slots of a
         block are side by side instead, which takes a block_size that is a multiple of 16. D is a multiple of 16 up
-        to 256. The rows of sequence b are the last of its seq_lens[b] tokens. With a window a row sees the last
-        `window` of its tokens, and besides the first `sinks`. Scales whose strides are all 0 are one for all, given.
-        `softcap` c: a scaled q·k counts as c * tanh(q·k / c).
-        `rounded`: beside a bfloat16 cache q and the softmax are rounded to bfloat16 too on machines that multiply pairs
-        of bfloat16, which do that twice as fast. Otherwise every machine gives the same bits.
+        to 256. The rows of sequence b are the last of its seq_lens[b] tokens. Scales whose strides are all 0 are one
+        for all, given. Raises ValueError for tensors whose shapes or strides the kernel cannot read.
         """
         rows, heads, dim = q.shape
         k_cache, v_cache, *scales = kv
@@ -185,8 +198,9 @@ class NativeKernels:
         self._run(
             self._attention, q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0),
             k_cache.data_ptr(), v_cache.data_ptr(), KV_TYPES[k_cache.dtype], *k_cache.stride(), *v_cache.stride(),
-            *scale_arguments, block_size, *context.arguments, heads, kv_heads, dim, -1 if window is None else window,
-            0 if window is None else sinks, scale, softcap or 0.0, out.data_ptr(), rounded, torch.get_num_threads(),
+            *scale_arguments, block_size, *context.arguments, heads, kv_heads, dim,
+            -1 if scoring.window is None else scoring.window, 0 if scoring.window is None else scoring.sinks,
+            scoring.scale, scoring.softcap or 0.0, out.data_ptr(), scoring.rounded, torch.get_num_threads(),
         )  # fmt: skip
         return out
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels.cpu.ops import NativeKernels, PagedContext
+from engine.kernels.cpu.ops import NativeKernels, PagedContext, Scoring
 
 CONTEXTS = [1, 17, 64, 65, 130, 200]
 QUERIES = [1, 17, 1, 40, 3, 150]
@@ -86,7 +86,8 @@ class Sequences:
             torch.tensor([end for _, _, end in slices], dtype=torch.int32),
             self.table[[b for b, _, _ in slices]].contiguous(),
         )
-        return kernels.paged_attention(q, k, v, self.kv, context, c.dim**-0.5, c.window, c.sinks, c.rounded, c.softcap)
+        scoring = Scoring(c.dim**-0.5, c.window, c.sinks, c.rounded, c.softcap)
+        return kernels.paged_attention(q, k, v, self.kv, context, scoring)
 
     def oracle(self, b: int) -> Tensor:
         """All rows of sequence b in float64."""
@@ -216,4 +217,4 @@ def test_refuses_other_shapes(native):
     context = PagedContext(torch.tensor([0]), torch.tensor([0, 1]).int(), torch.ones(1).int(), torch.zeros(1, 1).int())
     q = torch.zeros(1, 2, 24)
     with pytest.raises(ValueError, match="multiple of 16"):
-        native.paged_attention(q, q[:, :1], q[:, :1], kv, context, 1.0)
+        native.paged_attention(q, q[:, :1], q[:, :1], kv, context, Scoring(1.0))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.attention.kv_codec import LARGEST, decode, encode
-from engine.kernels.cpu.ops import PagedContext
+from engine.kernels.cpu.ops import PagedContext, Scoring
 from engine.kv.storage import KVLayout, KVStorage
 
 CPU = torch.device("cpu")
@@ -32,7 +32,7 @@ def test_writes_what_torch_would(kernels, dtype, by_feature):
         torch.tensor([rows]).int(),
         torch.arange(rows // 16).int().unsqueeze(0),
     )
-    kernels.paged_attention(torch.zeros(rows, 1, dim), k, v, kv, context, 1.0)
+    kernels.paged_attention(torch.zeros(rows, 1, dim), k, v, kv, context, Scoring(1.0))
     (kc, ks), (vc, vs) = encode(k, dtype), encode(v, dtype)
     for got, want in zip(kv, (kc, vc, ks, vs), strict=True):
         assert torch.equal(got.flatten().view(torch.uint8), want.flatten().view(torch.uint8))
@@ -54,7 +54,7 @@ def test_reads_every_code(kernels, dtype, by_feature):
         torch.ones(count).int(),
         torch.arange(count).int().unsqueeze(1),
     )
-    out = kernels.paged_attention(torch.ones(count, 1, 16), values, values, kv, context, 1.0)
+    out = kernels.paged_attention(torch.ones(count, 1, 16), values, values, kv, context, Scoring(1.0))
     assert torch.equal(out, values.view(count, 16))
     assert torch.equal(decode(*encode(values, dtype)), values)
 
@@ -64,6 +64,6 @@ def test_refuses_a_narrow_cache_without_scales(native):
     context = PagedContext(torch.tensor([0]), torch.tensor([0, 1]).int(), torch.ones(1).int(), torch.zeros(1, 1).int())
     q = torch.zeros(1, 1, 16)
     with pytest.raises(ValueError, match=r"needs torch.bfloat16 scales of K and V"):
-        native.paged_attention(q, q, q, (k, v), context, 1.0)
+        native.paged_attention(q, q, q, (k, v), context, Scoring(1.0))
     with pytest.raises(ValueError, match=r"needs torch.bfloat16 scales of K and V"):
-        native.paged_attention(q, q, q, (k, v, ks, ks.float()), context, 1.0)
+        native.paged_attention(q, q, q, (k, v, ks, ks.float()), context, Scoring(1.0))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.kernels.cpu.float_packing import pack_floats
-from engine.kernels.cpu.ops import NativeKernels, PagedContext
+from engine.kernels.cpu.ops import NativeKernels, PagedContext, Scoring
 from engine.kernels.cpu.packing import pack_codes
 from engine.kernels.cpu.tape import BufferPool
 
@@ -58,7 +58,7 @@ class Layer:
         q, key = k.rms_norm(q, self.head_norm, 1e-5), k.rms_norm(key, self.head_norm, 1e-5)
         k.rope(q, key, self.cos, self.sin, self.positions)
         self.context = PagedContext(self.slots, self.starts, self.lengths, self.blocks)
-        h = k.paged_attention(q, key, v, self.kv, self.context, 0.25)
+        h = k.paged_attention(q, key, v, self.kv, self.context, Scoring(0.25))
         h = k.silu_mul(k.packed_linear(h, self.out, self.bias))
         return k.rms_norm_add(h, x, self.norm, 1e-5)[0]
 
