@@ -137,7 +137,7 @@ class AsyncEngine:
         return await self._between_steps(lambda: self.engine.transfer().export_prefix(token_ids, salt))
 
     async def import_prefix(self, blocks: KVBlocks) -> int:
-        """As export_prefix()."""
+        """See KVTransfer.import_prefix(); errors and waiting as of export_prefix()."""
         return await self._between_steps(lambda: self.engine.transfer().import_prefix(blocks))
 
     async def _between_steps(self, work: Callable[[], T]) -> T:
@@ -235,7 +235,7 @@ class AsyncEngine:
                 del self._calls[request_id]
 
     def _deliver(self, deltas: list[TokenDelta]) -> None:
-        """One call per event loop and step: each wakes a loop, which is a system call."""
+        """Hand deltas to their sinks, in one call per event loop and step: each call costs a system call."""
         by_call: dict[_Call, list[TokenDelta]] = {}
         for delta in deltas:
             if (call := self._calls.get(delta.request_id)) is not None:
@@ -258,7 +258,7 @@ class AsyncEngine:
         self._refuse_commands()
 
     def _refuse_commands(self) -> None:
-        """Those that nobody will carry out any more. Any thread."""
+        """Answer the commands that nobody will carry out any more. Any thread may call it."""
         with suppress(queue.Empty):
             while True:
                 _refuse(self._commands.get_nowait())

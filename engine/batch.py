@@ -1,4 +1,4 @@
-"""A StepPlan as tensors."""
+"""A step's tokens as tensors: what layers, attention and models compute from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ForwardBatch:
 
 
 def build_batch(slices: Seq[SeqSlice], block_size: int, device: torch.device) -> ForwardBatch:
-    """Pack slices in order. One numpy pass, one copy per tensor."""
+    """Pack slices in order, on `device`. One numpy pass, one copy per tensor."""
     counts = np.fromiter((len(s.token_ids) for s in slices), np.int64, len(slices))
     starts = np.fromiter((s.start for s in slices), np.int64, len(slices))
     query_starts = np.zeros(len(slices) + 1, np.int64)

@@ -31,7 +31,7 @@ from engine.types import (
 
 
 class Engine:
-    """schedule -> run -> update -> text, one step at a time.
+    """Runs requests, one step at a time: schedule, run the plan, take in its result, make text.
 
     Every accepted request ends in exactly one terminal delta per choice, and everything it held is free by
     then. Not thread-safe: AsyncEngine gives it a thread of its own.
@@ -176,7 +176,7 @@ class Engine:
         return bool(self._live)
 
     def step(self) -> list[TokenDelta]:
-        """Run one batch. Returns the new deltas; [] when there was nothing to run."""
+        """Run one step. Returns the new deltas; [] when there was nothing to run."""
         now = self._clock()
         for seq in self._scheduler.missed(now):
             self._undelivered.append(self._expire(seq, now))
@@ -324,7 +324,7 @@ class Engine:
         self._kv.unpin(self._kv.digests(token_ids, salt))
 
     def transfer(self) -> KVTransfer:
-        """For moving prefixes to and from other engines. Raises ConfigError if the executor or the settings do not
+        """What moves prefixes to and from other engines. Raises ConfigError if the executor or the settings do not
         allow it."""
         access = self._executor
         if not isinstance(access, BlockAccess):
@@ -344,8 +344,11 @@ class Engine:
     def generate(
         self, prompts: Seq[str | Iterable[int]], sampling: SamplingParams | Seq[SamplingParams]
     ) -> list[Completion]:
-        """Offline: run all prompts (text or ids) to their end. Results in input order; a refused prompt is a
-        Completion with `error` and disturbs nobody. Not to be mixed with add() and step() by another owner."""
+        """Run all prompts (text or ids) to their end; results are in input order.
+
+        A refused prompt is a Completion with `error` and does not disturb the others. Not to be mixed with add() and
+        step(): it takes all deltas of the engine.
+        """
         params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
         outcomes: dict[str, Completion | list[TokenDelta]] = {}
         try:

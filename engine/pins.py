@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check_length(num_tokens: int, block_size: int) -> None:
-    """Raises InvalidRequestError for less than a block, of which nothing can be kept."""
+    """Check a prefix to pin. Raises InvalidRequestError for less than a block: nothing of it can be kept."""
     if num_tokens < block_size:
         raise InvalidRequestError(
             f"{num_tokens} tokens are less than a block of {block_size}: nothing to pin", "prompt"

@@ -1,4 +1,4 @@
-"""What an implementation demands of the machine, as data, and the one function that chooses by it."""
+"""What an implementation needs of the machine, and the function that chooses by it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def nearest_rank(ordered: Sequence[float], q: float) -> float:
 
 
 class StepMeter:
-    """What the steps took and computed since the start; what it counts is told at EngineStats. On the step thread."""
+    """What the steps took and computed since the start, for EngineStats. Used on the step thread."""
 
     def __init__(self) -> None:
         self.num_steps = self.num_prompt_steps = self.prompt_step_tokens = 0
@@ -37,7 +37,7 @@ class StepMeter:
         self.shortest_step_s: float | None = None
 
     def add(self, plan: StepPlan, took_s: float, num_waiting: int) -> None:
-        """A slice of one token, drafts apart, counts as a decode, though it may be the rest of a prompt."""
+        """One step. A slice of one token, drafts apart, counts as a decode, though it may be the rest of a prompt."""
         if not plan.slices:
             return
         self.num_steps += 1

@@ -41,10 +41,10 @@ class AttentionBackend(Protocol):
 
     @staticmethod
     def keys_by_feature(block_size: int) -> bool:
-        """Whether it wants the cache laid out so (KVLayout). It must read the usual layout as well."""
+        """Whether it wants KVLayout.keys_by_feature. It must read the usual layout as well."""
 
     def plan(self, batch: ForwardBatch) -> Any:
-        """Once per step: whatever run() wants precomputed for this batch."""
+        """Called once per step: returns whatever run() wants precomputed for this batch."""
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, batch: ForwardBatch, meta: Any) -> Tensor:
         """Once per layer: write k, v at batch.slots, return softmax(q K^T * scale) V over each row's context, scores

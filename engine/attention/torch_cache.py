@@ -57,5 +57,5 @@ def as_floats(stored: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _word(cache: Tensor) -> torch.dtype:
-    """To copy by: torch does not index float8."""
+    """The type to copy by: torch does not index float8."""
     return torch.uint8 if cache.dtype in SCALED_DTYPES else cache.dtype

@@ -50,7 +50,7 @@ class TorchFixed(TorchAttention):
         return tiles
 
     def _tile(self, table: Tensor, first: int, own: tuple[int, int], row: int) -> _Tile:
-        """Of positions from `first` on; those of `own` are rows from `row` on."""
+        """The tile of positions from `first` on; those in the range `own` are rows of the batch from `row` on."""
         device, window, sinks = table.device, self.shape.window, self.shape.sinks
         keys = torch.arange(_oldest(first, window), -(-(first + _ROWS) // _SPAN) * _SPAN, device=device)
         queries = torch.arange(first, first + _ROWS, device=device)[:, None]

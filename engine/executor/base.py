@@ -32,7 +32,7 @@ class Capacity:
 
 
 class Executor(Protocol):
-    """One plan in, one result out, whatever the number of ranks."""
+    """Runs the engine's plans on one rank or several: one plan in, one result out."""
 
     def __init__(self, config: EngineConfig) -> None: ...
     def start(self) -> Capacity:

@@ -25,7 +25,7 @@ class LocalExecutor:
         return self._rank
 
     def start(self) -> Capacity:
-        """Raises ConfigError for tensor_parallel_size above 1: there is one rank here."""
+        """See Executor.start(). Raises ConfigError for tensor_parallel_size above 1: there is one rank here."""
         return self._rank.load()
 
     def submit(self, plan: StepPlan) -> Future[StepResult]:
@@ -46,8 +46,8 @@ class LocalExecutor:
         self._rank.runner.write_blocks(block_ids, layers)
 
     def check_health(self) -> None:
-        """A rank in this process is lost only with the process."""
+        """See Executor.check_health(): a rank in this process is lost only with the process."""
 
     def shutdown(self) -> None:
-        """Weights and cache are freed."""
+        """Free weights and cache."""
         self._rank = Rank(self._config)

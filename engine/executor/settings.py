@@ -58,7 +58,10 @@ def resolve_kv_dtype(
 
 
 def resolve_kv_scales(config: EngineConfig, checkpoint: Checkpoint, kv_dtype: torch.dtype) -> KVScales | None:
-    """None: found as the cache is written. Raises ConfigError or, for the checkpoint's, ModelFileError."""
+    """The scales of an 8-bit cache; None: they are found as the cache is written.
+
+    Raises ConfigError or, for the checkpoint's, ModelFileError.
+    """
     if config.kv_scales == "dynamic":
         return None
     if kv_dtype not in SCALED_DTYPES:
@@ -72,7 +75,7 @@ def resolve_kv_scales(config: EngineConfig, checkpoint: Checkpoint, kv_dtype: to
 
 
 def resolve_max_model_len(config: EngineConfig, checkpoint: Checkpoint) -> int:
-    """Raises ConfigError for a length beyond what the model has positions for."""
+    """Tokens that a sequence may have. Raises ConfigError for more than the model has positions for."""
     limit = checkpoint.spec.max_position
     if config.max_model_len is not None and config.max_model_len > limit:
         raise ConfigError(f"max_model_len {config.max_model_len} is more than the model's {limit} positions")
@@ -80,7 +83,10 @@ def resolve_max_model_len(config: EngineConfig, checkpoint: Checkpoint) -> int:
 
 
 def with_attention(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint:
-    """As attention_window and attention_sinks change it. Raises ConfigError for sinks without a window."""
+    """The checkpoint with the windows that attention_window and attention_sinks say.
+
+    Raises ConfigError for sinks without a window.
+    """
     spec, limit = checkpoint.spec, config.attention_window
     if limit is None and not config.attention_sinks:
         return checkpoint
@@ -98,7 +104,7 @@ def with_attention(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint:
 
 
 def kv_window(config: EngineConfig, spec: ModelSpec, max_model_len: int) -> KVWindow | None:
-    """What the layer that sees most sees of a sequence; None: all of it."""
+    """What is seen of a sequence by the layer that sees most; None: all of it."""
     size = widest(spec.layer_windows)
     if size is None or size >= max_model_len:
         return None
@@ -106,7 +112,7 @@ def kv_window(config: EngineConfig, spec: ModelSpec, max_model_len: int) -> KVWi
 
 
 def check_quantization(config: EngineConfig, checkpoint: Checkpoint) -> None:
-    """`quantization` names what the checkpoint is; nothing is quantized on loading."""
+    """Raises ConfigError unless the checkpoint is what `quantization` says: nothing is quantized on loading."""
     actual = "gguf" if checkpoint.source.is_file() else "none"
     if config.quantization not in ("auto", actual):
         raise ConfigError(
@@ -123,7 +129,7 @@ def num_host_slots(config: EngineConfig, bytes_per_block: int) -> int:
 
 
 def num_disk_slots(config: EngineConfig, bytes_per_block: int) -> int:
-    """As num_host_slots(), of disk_kv_cache_gib."""
+    """How many blocks of all ranks together fit disk_kv_cache_gib. Raises ConfigError if that is too little for one."""
     size = int(config.disk_kv_cache_gib * (1 << 30))
     if 0 < size < bytes_per_block:
         raise ConfigError(f"disk_kv_cache_gib gives {size} bytes, but one block needs {bytes_per_block}")
@@ -131,12 +137,12 @@ def num_disk_slots(config: EngineConfig, bytes_per_block: int) -> int:
 
 
 def num_threads(config: EngineConfig) -> int:
-    """None is one per core that this process may use."""
+    """Threads that compute: num_threads, or one per core that this process may use."""
     return config.num_threads or len(os.sched_getaffinity(0))
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As EngineConfig spells it."""
+    """The type's name as EngineConfig spells it."""
     return next((name for name, known in _FP8.items() if known is dtype), str(dtype).removeprefix("torch."))
 
 

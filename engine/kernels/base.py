@@ -34,7 +34,7 @@ class Kernels(Protocol):
         """silu(x[:, :F]) * x[:, F:] for x [T, 2F], as a new [T, F] tensor."""
 
     def gelu_mul(self, x: Tensor) -> Tensor:
-        """As silu_mul(), with gelu by way of tanh."""
+        """gelu(x[:, :F]) * x[:, F:] for x [T, 2F], as a new [T, F] tensor; gelu in its tanh approximation."""
 
     def scale(self, x: Tensor, factor: float) -> None:
         """Multiply x [T, F] in place."""

@@ -62,7 +62,7 @@ class HostTier:
         return slot
 
     def spill(self, block: int, digest: bytes) -> None:
-        """Keep what a device block holds, which is about to be used for something else, if there is room."""
+        """Keep the content of a device block that is about to be overwritten, if there is room."""
         slot = self.find(digest)
         if slot is not None:  # there already: it was used just now, so it goes later
             self._touch(slot)
@@ -145,7 +145,10 @@ class HostTier:
         return slot
 
     def _evicted(self, slot: int, digest: bytes) -> None:
-        """To disk, unless it is there already, nothing there may go, or the slot has not even got its content."""
+        """Move a slot's content to disk.
+
+        Not if it is there already, nothing there may go, or the slot has not even got its content.
+        """
         disk = self.disk
         if (on_disk := disk.find(digest)) is not None:
             disk.touch(on_disk)

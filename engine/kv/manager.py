@@ -406,5 +406,5 @@ def _real(ids: Iterable[int]) -> list[int]:
 
 
 def _count(ids: Seq[int]) -> int:
-    """How many are there."""
+    """How many of them are blocks or slots, not GONE."""
     return len(ids) - ids.count(GONE)

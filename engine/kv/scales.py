@@ -27,7 +27,7 @@ class KVScales:
 
 
 def read_scales(path: Path, num_layers: int) -> KVScales:
-    """What write_scales wrote. Raises ConfigError naming what is wrong."""
+    """The scales of a file that write_scales() wrote. Raises ConfigError naming what is wrong."""
     try:
         largest = json.loads(path.read_bytes())["largest"]
         found = {name: largest[name] for name in ("k", "v")}
@@ -51,5 +51,5 @@ def read_scales(path: Path, num_layers: int) -> KVScales:
 
 
 def write_scales(path: Path, keys: Seq[float], values: Seq[float]) -> None:
-    """Write one scale for K and one for V of each layer to a file that read_scales() reads."""
+    """Write the largest magnitudes of K and of V in each layer to a file that read_scales() reads."""
     path.write_text(json.dumps({"largest": {"k": list(keys), "v": list(values)}}, indent=1) + "\n")

@@ -35,7 +35,7 @@ class BlockAccess(Protocol):
         """Copies of the blocks: per layer its tensors, each [len(block_ids), ...]."""
 
     def write_blocks(self, block_ids: Sequence[int], layers: Layers) -> None:
-        """Raises ConfigError for tensors of another shape or dtype than the cache's."""
+        """Overwrite blocks. Raises ConfigError for tensors of another shape or dtype than the cache's."""
 
 
 class KVTransfer(Protocol):

@@ -16,16 +16,16 @@ class KVWindow:
     ahead: int = 1
 
     def gone(self, num_computed: int, block_size: int) -> range:
-        """Blocks that nothing behind the first num_computed tokens sees."""
+        """The blocks that no token after the first num_computed sees."""
         first = -(-self.sinks // block_size)
         return range(first, max(first, (num_computed - self.size + 1) // block_size))
 
     def least_blocks(self, block_size: int) -> int:
-        """What a sequence of any length needs at once, going on token by token."""
+        """Blocks that a sequence of any length needs at once when it goes on token by token."""
         return -(-self.sinks // block_size) - (-(self.size - 1) // block_size) + 1
 
     def most_blocks(self, block_size: int) -> int:
-        """What is of use to a sequence of any length at once, with steps as long as they get."""
+        """Blocks that a sequence of any length can use at once in the longest steps."""
         return -(-self.sinks // block_size) - (-(self.size - 1 + self.ahead) // block_size) + 2
 
 

@@ -10,7 +10,7 @@ from engine.batch import ForwardBatch
 from engine.kv.storage import LayerKV
 
 KV = Sequence[LayerKV]
-"""Layer by layer."""
+"""The cache of each layer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""RMSNorm."""
+"""Root mean square norm."""
 
 from __future__ import annotations
 

@@ -42,5 +42,5 @@ def token_ids(values: Json, key: str) -> list[int]:
 
 
 def divide(hidden: int, num_heads: int) -> int:
-    """0 where it does not come out even."""
+    """The quotient; 0 where it is not a whole number."""
     return hidden // num_heads if num_heads > 0 and hidden % num_heads == 0 else 0

@@ -31,7 +31,7 @@ class _Layer:
     mlp_end: RMSNorm | None
 
     def __call__(self, x: Tensor, residual: Tensor | None, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
-        """`x` + residual is the stream; the sum is left to the next norm."""
+        """(h, residual) of the layer: the residual stream is their sum, which the next norm adds up."""
         if residual is None:
             h, residual = self.input_norm(x), x
         else:

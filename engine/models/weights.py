@@ -62,7 +62,7 @@ class Weights:
         return stored.to(self.device, torch.float32) + offset
 
     def rounded_as_weights(self, number: float) -> float:
-        """What becomes of it in the float weights' type."""
+        """The number rounded to the float weights' type."""
         return float(torch.tensor(number, dtype=self._weight_dtype or self.dtype))
 
     def column(self, *names: str) -> ColumnLinear:
@@ -84,7 +84,7 @@ class Weights:
         return ColumnLinear(parts, concatenate if native is None else native.side_by_side)
 
     def row(self, name: str) -> RowLinear:
-        """A layer cut by input features."""
+        """A layer that is cut by input features."""
         tensor = self._checkpoint.load(f"{name}.weight")
         fmt = self._format(tensor.format)
         ready = fmt.finish(self._cut(tensor, "row", name))

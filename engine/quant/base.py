@@ -49,7 +49,7 @@ class QuantFormat(Protocol):
     """Bound on |apply(x) - x @ dequantize.T| / max |output| when computing in float32."""
 
     def params(self, in_features: int, out_features: int) -> dict[str, ParamSpec]:
-        """Raises ModelFileError when the format cannot store such a layer."""
+        """What is stored of such a layer, by name. Raises ModelFileError when the format cannot store it."""
 
     def finish(self, stored: Stored) -> Ready:
         """After loading and sharding: repack for the kernel. `stored` may be dropped afterwards."""

@@ -55,7 +55,7 @@ def codec(name: str) -> Codec:
 
 
 def decode(name: str, data: Tensor) -> Codes:
-    """Raises ModelFileError for a type that has no such form."""
+    """The codes of blocks [..., n_blocks, block_bytes]. Raises ModelFileError for a type that has none."""
     decoder = codec(name).decode
     if decoder is None:
         raise ModelFileError(f"ggml type {name!r} has no scale-and-minimum form over groups of {GROUP}")

@@ -148,7 +148,7 @@ def gather(parts: Sequence[Tensor], blocks: Tensor) -> Tensor:
 
 
 def scatter(parts: Sequence[Tensor], blocks: Tensor, rows: Tensor) -> None:
-    """Write rows back."""
+    """Write rows [len(blocks), width] back to blocks."""
     at = 0
     for part in parts:
         part.index_copy_(0, blocks, rows[:, at : at + part.shape[1]])

@@ -32,7 +32,7 @@ class DrawRows:
     u: Tensor  # float64
 
     def take(self, rows: Tensor | slice) -> DrawRows:
-        """The same of some rows."""
+        """The settings of some rows."""
         return DrawRows(self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows], self.u[rows])
 
 

@@ -147,7 +147,7 @@ class _Inputs:
         self._numbers = np.arange(max_rows + 1)
 
     def take(self, slices: Seq[SeqSlice]) -> int:
-        """Write a step's numbers. Returns how many rows it has; 0 if that is too many."""
+        """Write a step's numbers into the tensors. Returns how many rows it has; 0 if that is too many."""
         num_seqs, size = len(slices), self._block_size
         counts = [len(s.token_ids) for s in slices]
         rows = sum(counts)

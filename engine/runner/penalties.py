@@ -98,7 +98,7 @@ def add_bias(logits: Tensor, rows: Seq[tuple[int, Ids, npt.NDArray[np.float32]]]
 
 
 def ban(logits: Tensor, rows: Seq[tuple[int, Ids]]) -> None:
-    """Make each row's ids impossible."""
+    """Make each row's ids impossible to draw."""
     logits.view(-1).index_fill_(0, _flat(logits, rows), -torch.inf)
 
 

@@ -1,4 +1,4 @@
-"""One step on one rank: a plan becomes tensors becomes tokens."""
+"""One step on one rank: from a plan to its result."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """Results align with plan.slices."""
+        """Run one plan. The slices of the result align with plan.slices."""
         self._register(plan)
         if self._copies is not None:
             self._copies.run(plan.stores, plan.loads, plan.moves)
@@ -108,7 +108,7 @@ class Runner:
 
     @torch.inference_mode()
     def write_blocks(self, block_ids: Seq[int], layers: Layers) -> None:
-        """Raises ConfigError for tensors of another shape or dtype than the cache's."""
+        """Overwrite blocks. Raises ConfigError for tensors of another shape or dtype than the cache's."""
         self._settle()
         mine = [(tuple(t.shape[1:]), t.dtype) for layer in self._storage.by_block for t in layer]
         theirs = [(tuple(t.shape[1:]), t.dtype) for layer in layers for t in layer]
@@ -123,7 +123,7 @@ class Runner:
                 tensor[ids] = rows.to(self._device)
 
     def _settle(self) -> None:
-        """Blocks that the last plan loads are complete."""
+        """Wait until the blocks that the last plan loads are complete."""
         if self._copies is not None:
             self._copies.run((), ())
 
@@ -156,7 +156,7 @@ class Runner:
             return hidden[torch.tensor(rows, device=self._device)]
 
     def _prompt_logprobs(self, s: SeqSlice, hidden: Tensor) -> list[TokenLogprob]:
-        """Of the prompt tokens that follow the slice's rows."""
+        """Log probabilities of the prompt tokens that follow the slice's rows."""
         known = self._known[s.seq_id]
         targets = known.prompt[s.start + 1 : s.start + 1 + len(s.token_ids)]
         k = known.sampling.prompt_logprobs or 0

@@ -30,7 +30,7 @@ class KnownSequences:
         return tuple(self._announcement(seq) for seq in new)
 
     def end(self, seq_id: int) -> None:
-        """A sequence is live no more."""
+        """A sequence has ended."""
         if seq_id in self._announced:
             self._announced.remove(seq_id)
             self._ended.append(seq_id)

@@ -158,7 +158,7 @@ class NativeKernels:
         return self._rows(self._packed_rows, w, ids)
 
     def float_rows(self, w: FloatWeight, ids: Tensor) -> Tensor:
-        """As packed_rows."""
+        """See packed_rows()."""
         return self._rows(self._float_rows, w, ids)
 
     def _rows(self, function: NativeFunction, w: PackedWeight | FloatWeight, ids: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ class LargePages:
         self._used = 0
 
     def place(self, tensor: Tensor) -> Tensor:
-        """A contiguous copy there."""
+        """A contiguous copy of the tensor in this memory."""
         at = self._used + -self._used % _LINE
         if at + tensor.nbytes > self._chunk.nbytes:
             self._chunk = _reserve(max(_CHUNK, tensor.nbytes + -tensor.nbytes % PAGE))

@@ -97,7 +97,7 @@ class Tape:
         self._recorded.append((function, arguments))
 
     def finish(self) -> None:
-        """No more calls: lay them out for replay."""
+        """Lay the calls out for replay; append() is not to be called any more."""
         self._arguments = np.frombuffer(bytearray().join(arguments for _, arguments in self._recorded), np.int64)
         begins = np.cumsum([0, *(len(arguments) // 8 for _, arguments in self._recorded)])[:-1]
         self._calls = np.empty((len(self._recorded), 2), np.int64)
