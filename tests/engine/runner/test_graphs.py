@@ -36,7 +36,7 @@ def _rank(path, **settings) -> Rank:
 
 def _eager(rank: Rank) -> Runner:
     """The same model and cache without captured steps."""
-    sampler = Sampler(VOCAB, frozenset({2}), torch.device("cpu"))
+    sampler = Sampler(VOCAB, torch.device("cpu"))
     return Runner(rank.runner.model, rank.runner.storage, sampler, NoProposer(), BLOCK, torch.device("cpu"))
 
 

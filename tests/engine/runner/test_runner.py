@@ -37,7 +37,7 @@ class Recorder(Sampler):
     """The real sampler, noting what it is asked."""
 
     def __init__(self):
-        super().__init__(VOCAB, frozenset({2}), CPU)
+        super().__init__(VOCAB, CPU)
         self.asked = []
 
     def sample(self, seq_ids, positions, logits):
