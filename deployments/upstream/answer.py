@@ -36,6 +36,7 @@ class UpstreamAnswer:
 
     @property
     def complete(self) -> bool:
+        """Whether every choice has been ended by the upstream."""
         return all(choice.reason is not None for choice in self._choices)
 
     def read(self, batch: Sequence[bytes]) -> list[TokenDelta]:
