@@ -12,12 +12,9 @@ from deployments.config.application import ServeConfig
 from deployments.config.reference import attribute_docs, reference, sections
 from deployments.config.routing import RoutingConfig
 from deployments.config.strict import StrictModel
-from engine.config import EngineConfig
 
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
-KINDS = sorted(
-    {kind for root in (ServeConfig, RoutingConfig) for _, kind in sections("args", root)} - {EngineConfig}, key=str
-)
+KINDS = sorted({kind for root in (ServeConfig, RoutingConfig) for _, kind in sections("args", root)}, key=str)
 
 
 def test_the_page_is_current() -> None:
