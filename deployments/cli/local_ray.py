@@ -23,7 +23,7 @@ from deployments.ray_serve.way_in import WayIn
 
 _PREFIX = "sluice-"  # short: paths of unix sockets below it must stay under 107 bytes
 _OBJECT_STORE_BYTES = 100 * 2**20  # requests and tokens travel by gRPC, not through the object store
-_ERROR_EVENT_S = 5.0
+_ERROR_EVENT_S = 10.0  # for gateways to hear of the end of their engines and tell clients, on a busy machine too
 _END_GRACE_S = 3.0
 _STARTS = 2
 _PORTS_FROM = 20000  # above those that Ray gives its workers
