@@ -14,9 +14,21 @@ from deployments.config.strict import StrictModel
 from deployments.config.tiers import DEFAULT_TIER
 from deployments.config.upstream import UpstreamConfig
 from engine.config import EngineConfig
+from engine.registry import Registry
 
 # As deployments.routing.policies has them.
-ROUTING_POLICIES = ("latency", "least_loaded", "power_of_two", "prefix_affinity", "round_robin", "session")
+ROUTING_POLICIES: Registry[Any] = Registry(
+    "routing policy",
+    {
+        "latency": "deployments.routing.policies.latency:Latency",
+        "least_loaded": "deployments.routing.policies.least_loaded:LeastLoaded",
+        "power_of_two": "deployments.routing.policies.power_of_two:PowerOfTwo",
+        "prefix_affinity": "deployments.routing.policies.prefix_affinity:PrefixAffinity",
+        "round_robin": "deployments.routing.policies.round_robin:RoundRobin",
+        "session": "deployments.routing.policies.session:Session",
+    },
+)
+"""By the names for the setting `routing_policy`. Whoever routes imports the classes, not whoever checks a config."""
 
 
 class ModelConfig(StrictModel):
@@ -60,8 +72,8 @@ class ModelConfig(StrictModel):
     @field_validator("routing_policy")
     @classmethod
     def _check_policy(cls, name: str) -> str:
-        if name not in ROUTING_POLICIES:
-            raise ValueError(f"unknown routing policy {name!r}; known: {', '.join(ROUTING_POLICIES)}")
+        if name not in ROUTING_POLICIES.names():
+            raise ValueError(f"unknown routing policy {name!r}; known: {', '.join(ROUTING_POLICIES.names())}")
         return name
 
     @model_validator(mode="after")
