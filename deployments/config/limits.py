@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from deployments.config.environment import from_environment
 from deployments.config.strict import StrictModel
 from deployments.config.tiers import Allowance
+from engine.registry import Registry
 
-STORES = ("memory", "actor", "redis")
+STORES: Registry[Any] = Registry(
+    "limit store",
+    {
+        "memory": "deployments.limits.memory:MemoryStore",
+        "actor": "deployments.limits.actor:ActorStore",
+        "redis": "deployments.limits.redis:RedisStore",
+    },
+)
+"""By the names for the setting `store`. The gateway imports the one that it uses."""
 
 
 class LimitsConfig(StrictModel):
@@ -35,8 +44,8 @@ class LimitsConfig(StrictModel):
     @field_validator("store")
     @classmethod
     def _known(cls, value: str) -> str:
-        if value not in STORES:
-            raise ValueError(f"must be one of {', '.join(STORES)}, got {value!r}")
+        if value not in STORES.names():
+            raise ValueError(f"must be one of {', '.join(STORES.names())}, got {value!r}")
         return value
 
     @field_validator("projects")

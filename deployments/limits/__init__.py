@@ -5,6 +5,6 @@ which limits a request falls under. A store keeps the counts: `memory` in this p
 gateways share (`shared_counters`) and from which they lease amounts (`leased`), `redis` in a Redis server. `outage`
 decides what happens while the store cannot be reached.
 
-A new store is one module with a class that does what `base.LimitStore` says, one name in `config.limits.STORES` and one
-branch in `build`; the contract tests run over every name.
+A new store is one module with a class that does what `base.LimitStore` says, one line in `config.limits.STORES`;
+the contract tests run over every name.
 """

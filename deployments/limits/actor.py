@@ -6,10 +6,11 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from ray.serve.handle import DeploymentHandle
 
+from deployments.config.limits import LimitsConfig
 from deployments.limits.base import LimitStoreDownError
 from deployments.limits.leased import LeasedStore
 from deployments.limits.shared_counters import GatewayReport, ReportAnswer, SharedCounters
@@ -44,6 +45,11 @@ class ActorStore(LeasedStore):
             method_name="report", request_serialization=_SERIALIZATION, response_serialization=_SERIALIZATION
         )
         super().__init__(self._report, uuid.uuid4().hex, lease_s, clock)
+
+    @classmethod
+    def from_config(cls, config: LimitsConfig, counters: DeploymentHandle[Any]) -> Self:
+        """See ConfiguredStore."""
+        return cls(counters, config.lease_s)
 
     async def _report(self, report: GatewayReport) -> ReportAnswer:
         call: Any = self._counters.remote(report)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol, Self
+
+from deployments.config.limits import LimitsConfig
 
 WINDOW_S = 60.0
 
@@ -116,3 +118,12 @@ class LimitStore(Protocol):
 
     async def close(self) -> None:
         """Tells the store what it has not heard yet."""
+
+
+class ConfiguredStore(LimitStore, Protocol):
+    """A LimitStore that a config file can name."""
+
+    @classmethod
+    def from_config(cls, config: LimitsConfig, counters: Any) -> Self:
+        """`counters`: the handle of the deployment LimitCounters, for stores that need it. Raises ValueError for an
+        environment variable that is not set."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any, Self
 
+from deployments.config.limits import LimitsConfig
 from deployments.limits.base import Amount, Grant, Limit, LimitState, Refusal, Reservation
 from deployments.limits.counters import Counters
 
@@ -15,6 +17,11 @@ class MemoryStore:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._counters = Counters()
+
+    @classmethod
+    def from_config(cls, config: LimitsConfig, counters: Any) -> Self:
+        """See ConfiguredStore."""
+        return cls()
 
     async def reserve(self, reservation: Reservation) -> Grant | Refusal:
         """See LimitStore."""

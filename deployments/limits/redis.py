@@ -6,11 +6,12 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from deployments.config.limits import LimitsConfig
 from deployments.limits.base import NOTHING, Amount, Grant, Limit, LimitState, LimitStoreDownError, Refusal, Reservation
 from deployments.limits.redis_script import PEEK, RENEW, RESERVE, SETTLE
 
@@ -36,6 +37,11 @@ class RedisStore:
         self._ended: list[tuple[Reservation, Amount]] = []
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+
+    @classmethod
+    def from_config(cls, config: LimitsConfig, counters: Any) -> Self:
+        """See ConfiguredStore."""
+        return cls(config.resolved_redis_url(), config.lease_s)
 
     async def reserve(self, reservation: Reservation) -> Grant | Refusal:
         """See LimitStore."""

@@ -15,7 +15,7 @@ from deployments.limits.base import NOTHING, Amount, Grant, LimitKind, LimitStor
 from deployments.limits.counters import Counters
 
 REQUESTS, TOKENS, CONCURRENT = LimitKind.REQUESTS, LimitKind.TOKENS, LimitKind.CONCURRENT
-SHARED = [name for name in STORES if name != "memory"]
+SHARED = [name for name in STORES.names() if name != "memory"]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ async def made(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
         yield ready
 
 
-every_store = pytest.mark.parametrize("made", STORES, indirect=True)
+every_store = pytest.mark.parametrize("made", STORES.names(), indirect=True)
 shared_stores = pytest.mark.parametrize("made", SHARED, indirect=True)
 
 
