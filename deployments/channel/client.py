@@ -1,4 +1,4 @@
-"""The gateway's end: one replica, and streams of what it generates."""
+"""The gateway's end of a channel: a connection to one replica, and the streams of deltas that it carries."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _BACKOFF_S, _MAX_BACKOFF_S = 0.05, 1.0
 class ChannelClient:
     """Keeps one connection to one replica, on the event loop it was made on, until closed.
 
-    `usable`: it would take a request now. `on_change` is called whenever that may have changed, and `on_prefixes` with
-    the keys that the replica's prefix cache has got and lost, all it has when the connection is new. `on_answer` is
-    called with the number of tokens of each choice that has ended. `num_streams` and `queued_tokens` are this client's
-    own: streams open, and prompt tokens of those without any delta yet.
+    `on_change` is called whenever `usable` may have changed. `on_prefixes` is called with the keys that the replica's
+    prefix cache has gained and lost; on a new connection, with all keys that it has. `on_answer` is called with the
+    number of completion tokens of each choice that has ended. `num_streams` counts the streams that are open here, and
+    `queued_tokens` the prompt tokens of those that have no delta yet; other gateways' streams are in neither.
     """
 
     def __init__(
@@ -53,29 +53,37 @@ class ChannelClient:
 
     @property
     def connected(self) -> bool:
+        """Whether the connection is there and its handshake is done."""
         return self._link is not None and self._link.ready
 
     @property
     def usable(self) -> bool:
+        """Whether the replica would take a request from this client now."""
         return self.connected and self.duty is Duty.ACTIVE and not self._retired
 
     def open(
         self, requests: tuple[GenerateRequest, ...], streamed: bool, new_tokens: int | None = None
     ) -> ReplicaStream:
-        """`streamed`: deltas are wanted as they come; else a first one when it is there, and the others all in the end.
-        `new_tokens`: of the prompts, those not believed to be in the replica's cache, by default all. Raises
-        StreamLostError when there is no connection."""
+        """Sends the requests to the replica and returns the stream of their deltas.
+
+        `streamed`: the replica sends deltas as they come; otherwise it sends the first one, and all others at the end.
+        `new_tokens`: how many prompt tokens are not believed to be in the replica's prefix cache; None means all.
+        Raises StreamLostError when there is no connection.
+        """
         if self._link is None or not self._link.ready:
             raise StreamLostError("no connection to the replica")
         return ReplicaStream(self, self._link, requests, streamed, new_tokens)
 
     def retire(self) -> None:
-        """Serve has taken the replica out: no new streams, and the connection ends with the last of them."""
+        """Opens no more streams, and closes the connection when the last one ends.
+
+        To be called when Serve no longer names the replica.
+        """
         self._retired = True
         self._close_if_idle()
 
     def close(self) -> None:
-        """At once; streams that are open are lost."""
+        """Closes the connection at once. Open streams end with StreamLostError."""
         self._retired = True
         self._keeping.cancel()
         if self._link is not None:
@@ -84,13 +92,16 @@ class ChannelClient:
     # --------------------------------------------------------------------------------------------- for its streams
 
     def on_stream_opened(self, tokens: int) -> None:
+        """Counts a new stream and its `tokens` prompt tokens."""
         self.num_streams += 1
         self.queued_tokens += tokens
 
     def on_stream_begun(self, tokens: int) -> None:
+        """Takes the prompt tokens of a stream that has its first delta, or ends without one, off the queued ones."""
         self.queued_tokens -= tokens
 
     def on_stream_closed(self) -> None:
+        """Counts a stream as closed."""
         self.num_streams -= 1
         self._close_if_idle()
 
@@ -101,9 +112,11 @@ class ChannelClient:
     # ------------------------------------------------------------------------------------------------ for its link
 
     def on_changed(self) -> None:
+        """Passes on that `usable` may have changed."""
         self._on_change()
 
     def on_disconnected(self, link: ClientLink) -> None:
+        """Forgets a connection that has ended. _keep_connected() opens the next one."""
         if self._link is link:
             self._link = None
         if link.ready and not self._retired:
@@ -140,9 +153,11 @@ class ClientLink(CallingLink):
         self._numbers = count()
 
     def on_ready(self) -> None:
+        """Tells the client that the replica can be used."""
         self._client.on_changed()
 
     def on_message(self, message: Message) -> None:
+        """Passes a message of the replica to the stream or to the client that it is for."""
         match message:
             case (Kind.DELTAS, tuple(items)):
                 for number, packed in items:
@@ -162,6 +177,7 @@ class ClientLink(CallingLink):
                 raise FrameError("a message of no known kind")
 
     def on_lost(self) -> None:
+        """Fails all streams of this connection with StreamLostError."""
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(StreamLostError("the connection to the replica is lost"))
@@ -169,11 +185,13 @@ class ClientLink(CallingLink):
         self._client.on_disconnected(self)
 
     def join(self, stream: ReplicaStream) -> int:
+        """Adds a stream to the connection. Returns its number, which is new on this connection."""
         number = next(self._numbers)
         self._streams[number] = stream
         return number
 
     def part(self, number: int, ended: bool) -> None:
+        """Removes a stream, and has the replica abort it unless it has `ended`. Does nothing for an unknown number."""
         if self._streams.pop(number, None) is not None and not ended:
             self.send((Kind.ABORT, number))
 
@@ -181,8 +199,9 @@ class ClientLink(CallingLink):
 class ReplicaStream:
     """The deltas of some requests: an async iterator, to be used once and then closed.
 
-    Ends normally only after every choice has had its last delta. Raises StreamLostError, the engine's own errors, or
-    ReplicaFaultError. A slow reader gets what has come meanwhile as one list, one delta per choice.
+    The iterator ends normally only after every choice has had its last delta. Otherwise it raises StreamLostError,
+    ReplicaFaultError or an error of the engine. A reader that is slower than the replica gets all deltas that arrived
+    in the meantime as one list, with one delta per choice.
     """
 
     def __init__(
@@ -199,7 +218,7 @@ class ReplicaStream:
         self._open_choices = sum(request.sampling.n for request in requests)
         self._tokens = sum(len(r.prompt) for r in requests) if new_tokens is None else new_tokens
         self._packed: list[tuple[tuple[object, ...], ...]] = []
-        self._untold = 0  # messages used that the server does not know of
+        self._untold = 0  # messages that were used since the server was last told
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
@@ -212,7 +231,7 @@ class ReplicaStream:
             self.fail(error)
 
     async def begin(self) -> None:
-        """Waits until there are deltas to give. Raises what __anext__() does."""
+        """Waits until deltas have arrived. Raises the same errors as the iterator."""
         while not self._packed:
             if self._error is not None:
                 raise self._error
@@ -238,7 +257,7 @@ class ReplicaStream:
         return deltas
 
     def close(self) -> None:
-        """Aborts what still runs. Not a coroutine: nothing can cut it short."""
+        """Aborts the requests that still run. It is no coroutine, so that no cancellation can interrupt it."""
         if self._closed:
             return
         self._closed = True
@@ -248,6 +267,7 @@ class ReplicaStream:
         self._client.on_stream_closed()
 
     def feed(self, packed: tuple[tuple[object, ...], ...]) -> None:
+        """Adds the deltas of one message."""
         self._packed.append(packed)
         if not self.started:
             self.started = True
@@ -255,7 +275,7 @@ class ReplicaStream:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """No more comes than has come already: then the iterator raises this error."""
+        """Has the iterator raise `error` after the deltas that have arrived already."""
         self._error = error
         self._wake()
 

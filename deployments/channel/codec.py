@@ -1,4 +1,4 @@
-"""Frozen dataclasses as plain tuples, the shape msgpack carries, and back by what their annotations say."""
+"""Converts frozen dataclasses to plain tuples, which msgpack can carry, and back according to their annotations."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ _PLAIN = (int, float, str, bool, bytes, NoneType)
 
 
 def plain(obj: Any) -> tuple[Any, ...]:
-    """What msgpack is to write for an object it does not know: a dataclass's values, a set's elements. Raises
-    TypeError for any other."""
+    """Returns what msgpack writes for an object that it does not know: a dataclass's values or a set's elements.
+
+    Raises TypeError for any other object.
+    """
     if isinstance(obj, frozenset):
         return tuple(obj)
     if is_dataclass(obj) and not isinstance(obj, type):
@@ -28,10 +30,10 @@ def plain(obj: Any) -> tuple[Any, ...]:
 
 
 class Decoder(Generic[T]):
-    """Makes objects of one dataclass of numbers, strings, enums, tuples, frozensets and other such dataclasses.
+    """Makes objects of one dataclass, whose fields are numbers, strings, enums, tuples, frozensets or such dataclasses.
 
-    A field of another kind is a TypeError when the decoder is made, so that a type cannot grow one unnoticed. `schema`
-    says what is expected: ends with equal schemas understand each other.
+    A field of any other type raises TypeError when the decoder is made, so that nobody adds one unnoticed. `schema`
+    describes the fields: two processes with equal schemas understand each other.
     """
 
     def __init__(self, cls: type[T]) -> None:
@@ -43,7 +45,7 @@ class Decoder(Generic[T]):
         self.schema = f"{cls.__name__}{[(name, str(hints[name])) for name in self._names]}"
 
     def __call__(self, values: tuple[Any, ...]) -> T:
-        """Raises ValueError or TypeError for what plain() cannot have given."""
+        """Makes an object of its values. Raises ValueError or TypeError for what plain() cannot have given."""
         if len(values) != len(self._names):
             raise ValueError(f"{self._cls.__name__} has {len(self._names)} fields, not {len(values)}")
         converted = list(values)
@@ -60,7 +62,10 @@ def _values(cls: type[Any]) -> Callable[[Any], Any]:
 
 
 def _converter(hint: Any, where: str) -> _Convert | None:
-    """From what msgpack reads (tuples for all sequences) to `hint`, for values other than None; None: nothing to do."""
+    """The function that makes a `hint` of a value that msgpack has read, other than None.
+
+    Returns None when there is nothing to convert. `where` names the field in the TypeError for other types.
+    """
     origin, args = get_origin(hint), get_args(hint)
     if hint in _PLAIN:
         return None

@@ -1,4 +1,4 @@
-"""What goes wrong on a channel, and the engine's errors as words on the wire."""
+"""The errors of a channel, and how errors are sent over it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ _DRAINING = "draining"
 
 
 class StreamLostError(Exception):
-    """The replica is gone, is leaving, or cannot be reached. What it had been asked may be asked of another."""
+    """The replica is gone, is leaving, or cannot be reached. Another replica may serve the request."""
 
 
 class ReplicaFaultError(Exception):
-    """The replica failed in a way nobody foresaw; its log has the traceback."""
+    """The replica failed with an unexpected error. Its log has the traceback."""
 
 
 class DrainingError(Exception):
-    """This replica is leaving, or out of rotation, and takes no more requests."""
+    """The replica is leaving or drained, and takes no new requests."""
 
 
 def to_words(error: BaseException) -> tuple[str, str, str | None]:
-    """Kind, message and, where it has one, the parameter at fault. Nothing of an unforeseen error but its name."""
+    """An error as kind, message and the request parameter at fault, if any.
+
+    Of an unexpected error only the class name is sent, since its message may hold internal details.
+    """
     if isinstance(error, DrainingError):
         return (_DRAINING, "", None)
     if isinstance(error, EngineError):
@@ -30,6 +33,7 @@ def to_words(error: BaseException) -> tuple[str, str, str | None]:
 
 
 def from_words(kind: str, message: str, param: str | None) -> Exception:
+    """The error that to_words() was given; ReplicaFaultError for an error that is not one of the engine."""
     if kind == _DRAINING:
         return StreamLostError("the replica takes no more requests")
     cls = getattr(engine.errors, kind, None)

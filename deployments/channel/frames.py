@@ -1,4 +1,4 @@
-"""A byte stream cut into messages: four bytes of length, big-endian, then that many bytes of msgpack."""
+"""Cuts a byte stream into messages. Each is four bytes of length, big-endian, and that many bytes of msgpack."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ Message = tuple[Any, ...]
 
 
 class FrameError(Exception):
-    """These bytes are no message, or one that is too large."""
+    """The peer has sent something that is not a message, or a message is too large."""
 
 
 def encode(message: Message, limit: int = MAX_BYTES) -> bytes:
-    """Dataclasses in it go as tuples of their values (see codec). Raises FrameError."""
+    """The bytes of a message. Its dataclasses become tuples of their values, see codec.
+
+    Raises FrameError when they are more than `limit` bytes.
+    """
     body: bytes = msgpack.packb(message, default=plain)
     if len(body) > limit:
         raise FrameError(f"a message of {len(body)} bytes is too large: at most {limit}")
@@ -28,16 +31,20 @@ def encode(message: Message, limit: int = MAX_BYTES) -> bytes:
 
 
 class Reader:
-    """Fed bytes as they come; gives whole messages. Holds at most one incomplete message, of at most `limit` bytes,
-    beyond what it was last fed."""
+    """Collects bytes as they arrive and returns whole messages.
+
+    Between two calls it keeps at most one incomplete message, of at most `limit` bytes.
+    """
 
     def __init__(self, limit: int = MAX_BYTES) -> None:
         self.limit = limit
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """The messages that are complete now; to be used up before the next call. Raises FrameError when the peer does
-        not speak this protocol; nothing can be read after that."""
+        """Yields the messages that are complete now; the caller must exhaust the iterator before the next call.
+
+        Raises FrameError when the bytes are not of this protocol. Nothing can be read after that.
+        """
         self._pending += data
         at = 0
         try:

@@ -15,23 +15,27 @@ _CLIENT, _SERVER = b"sluicegate gateway", b"sluicegate replica"
 
 
 def nonce() -> bytes:
+    """NONCE_BYTES random bytes."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
 def client_proof(secret: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
+    """The proof that the gateway sends."""
     return _proof(secret, _CLIENT, server_nonce, client_nonce)
 
 
 def server_proof(secret: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
+    """The proof that the replica sends."""
     return _proof(secret, _SERVER, server_nonce, client_nonce)
 
 
 def proves(given: object, wanted: bytes) -> bool:
-    """In constant time; `given` is whatever the peer sent."""
+    """Whether `given`, which may be anything that the peer sent, is the proof `wanted`; compared in constant time."""
     return isinstance(given, bytes) and hmac.compare_digest(given, wanted)
 
 
 def is_nonce(given: object) -> bool:
+    """Whether what the peer sent can be a nonce."""
     return isinstance(given, bytes) and len(given) == NONCE_BYTES
 
 

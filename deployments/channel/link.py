@@ -1,4 +1,4 @@
-"""What both ends of a connection do: cut bytes into messages, say that they live, notice when the other does not."""
+"""What both ends of a connection do: cut bytes into messages, send heartbeats, and close when the peer sends none."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from deployments.channel.frames import FrameError, Message, Reader
 from deployments.channel.messages import Kind
 from deployments.observe.log import log
 
-BEAT_S = 1.0
-PATIENCE = 10  # beats that may fail to come
-HANDSHAKE_BEATS = 5  # that a handshake may take
-HANDSHAKE_BYTES = 1024  # of its longest message
-_BUFFER_BYTES = 256 * 1024  # unsent: beyond it, what can wait does
+BEAT_S = 1.0  # seconds between two heartbeats
+PATIENCE = 10  # intervals of BEAT_S without a byte from the peer, after which it counts as gone
+HANDSHAKE_BEATS = 5  # intervals of BEAT_S that a handshake may take
+HANDSHAKE_BYTES = 1024  # the largest message during the handshake; the longest real one has some 100 bytes
+_BUFFER_BYTES = 256 * 1024  # unsent bytes from which on the connection counts as congested
 
 
 class Link(asyncio.Protocol):
-    """One connection. Nothing but the handshake's short messages is read from a peer before `ready`."""
+    """One connection. Before `ready`, only short messages are read from the peer: it has not proved who it is."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -27,7 +27,7 @@ class Link(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._silent = 0  # beats
         self.ready = False
-        self.congested = False  # more is unsent than should be
+        self.congested = False  # more than _BUFFER_BYTES are unsent
 
     # --------------------------------------------------------------------------------- for the two ends to define
 
@@ -35,36 +35,38 @@ class Link(asyncio.Protocol):
         """The connection is there; the handshake is not done yet."""
 
     def on_received(self, message: Message) -> None:
-        """May raise FrameError, ValueError, TypeError or IndexError for a message that makes no sense: that ends the
-        connection."""
+        """A message other than a heartbeat has arrived.
+
+        FrameError, ValueError, TypeError, IndexError and KeyError mean that it is invalid: they end the connection.
+        """
         raise NotImplementedError
 
     def on_lost(self) -> None:
         """The connection is gone; called once, also when this end has closed it."""
 
     def on_writable(self) -> None:
-        """Less is unsent than should wait again: what could wait may go."""
+        """The connection is no longer congested."""
 
     # ------------------------------------------------------------------------------------------------- for callers
 
     def send(self, message: Message) -> None:
-        """Does nothing on a connection that is gone. Raises FrameError when the message is too large to be sent."""
+        """Sends a message, unless the connection is gone. Raises FrameError when the message is too large."""
         if self._transport is not None:
             self._transport.write(frames.encode(message))
 
     def close(self) -> None:
-        """Sends what is unsent, then closes."""
+        """Closes the connection after all unsent bytes have been sent."""
         if self._transport is not None:
             self._transport.close()
 
     def drop(self, reason: str) -> None:
-        """Closes at once."""
+        """Closes the connection at once, and logs the reason."""
         if self._transport is not None and not self._transport.is_closing():
             log.info("channel connection with %s dropped: %s", self._transport.get_extra_info("peername"), reason)
             self._transport.abort()
 
     def now_ready(self) -> None:
-        """The peer has proved who it is."""
+        """Notes that the peer has proved who it is."""
         self.ready = True
         self._silent = 0
         self._reader.limit = frames.MAX_BYTES
@@ -72,12 +74,14 @@ class Link(asyncio.Protocol):
     # ------------------------------------------------------------------------------------------ called by the loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=_BUFFER_BYTES)
         self._timer = self._loop.call_later(BEAT_S, self._beat)
         self.on_connected()
 
     def data_received(self, data: bytes) -> None:
+        """Passes on each complete message, and closes the connection at the first invalid one."""
         if self.ready:
             self._silent = 0
         try:
@@ -88,15 +92,18 @@ class Link(asyncio.Protocol):
             self.drop(f"{type(error).__name__}: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
         self._transport = None
         if self._timer is not None:
             self._timer.cancel()
         self.on_lost()
 
     def pause_writing(self) -> None:
+        """See asyncio.Protocol."""
         self.congested = True
 
     def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
         self.congested = False
         self.on_writable()
 

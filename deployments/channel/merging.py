@@ -1,4 +1,4 @@
-"""Several deltas of one choice as one delta: what a message says when it carries several steps' tokens."""
+"""Joins several deltas of one choice to one, for a message that carries the tokens of several steps."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from engine.types import FinishReason, TokenDelta
 
 
 def merged(deltas: Sequence[TokenDelta]) -> list[TokenDelta]:
-    """One delta for each choice, that says what the choice's deltas said one after another.
+    """Joins the deltas of each choice, in order, to one.
 
-    A fault stays apart from the text before it, so that the text can still be used.
+    A delta that reports a fault (ABORT, ERROR) stays apart from the text before it, so that the text can still be used.
     """
     choices: dict[tuple[str, int, bool], list[TokenDelta]] = {}
     for delta in deltas:

@@ -11,7 +11,7 @@
     ERROR     server -> client   stream id, the error in words: the stream's end
     LOAD      server -> client   Load
     DUTY      server -> client   Duty: unless it is active, open streams go on and new ones are refused
-    PREFIXES  server -> client   two strings of keys (see router.prefixes): now in the prefix cache, no longer in it
+    PREFIXES  server -> client   two strings of keys (see prefix_news): now in the prefix cache, no longer in it
 
 Stream ids are the client's choice, unique on their connection. A stream ends with the last delta of its last choice or
 with ERROR; there is no message that only says so.
@@ -29,10 +29,12 @@ from deployments.channel.codec import Decoder
 from deployments.channel.replica_info import Load
 from engine.types import GenerateRequest, TokenDelta
 
-WINDOW = 64  # a stream's messages that may be on their way or unused; what comes meanwhile is sent together later
+WINDOW = 64  # messages of one stream that may be unused by the client; until it has used some, new deltas are merged
 
 
 class Kind(IntEnum):
+    """What a message is, see above."""
+
     HELLO = 1
     PROVE = 2
     WELCOME = 3
@@ -52,7 +54,7 @@ to_load = Decoder(Load)
 _to_delta = Decoder(TokenDelta)
 
 SCHEMA = hashlib.sha256(repr((list(Kind), to_request.schema, to_load.schema, _to_delta.schema)).encode()).hexdigest()
-"""Equal on both sides, or they do not talk: a message has no names in it."""
+"""A digest of all messages' fields. Both ends must have the same: a message carries values without names."""
 
 _first, *_rest = TokenDelta.__match_args__
 assert _first == "request_id"  # a number on the wire: which of the stream's requests
@@ -60,10 +62,10 @@ _values = attrgetter(*_rest)
 
 
 def pack_deltas(deltas: Iterable[TokenDelta], numbers: Mapping[str, int]) -> list[tuple[Any, ...]]:
-    """`numbers`: request id -> its place among the stream's requests."""
+    """Deltas as tuples. `numbers`: each request id's place among the stream's requests, which is sent in its stead."""
     return [(numbers[delta.request_id], *_values(delta)) for delta in deltas]
 
 
 def unpack_deltas(packed: Iterable[tuple[Any, ...]], request_ids: Sequence[str]) -> list[TokenDelta]:
-    """Raises IndexError, TypeError or ValueError for what pack_deltas() cannot have given."""
+    """Undoes pack_deltas(). Raises IndexError, TypeError or ValueError for what that cannot have returned."""
     return [_to_delta((request_ids[number], *values)) for number, *values in packed]

@@ -1,4 +1,4 @@
-"""Streams' deltas on their way into messages of bounded size."""
+"""Gathers the deltas of many streams into few messages of bounded size."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from deployments.channel.messages import Kind, pack_deltas
 from deployments.channel.pacing import PacedStream
 from engine.types import TokenDelta
 
-_BYTES = 1 << 20  # of a message, about
-_SMALL = 64  # deltas of one stream that are sent together
+_BYTES = 1 << 20  # estimated size of a message from which on it is sent
+_SMALL = 64  # deltas of one stream, up to which they travel in one message
 
 
 class OpenStream:
-    """A stream and how far its reader is."""
+    """A stream, its number on the connection, and how many of its messages the client has not used yet."""
 
     __slots__ = ("number", "numbers", "stream", "unused")
 
@@ -26,7 +26,7 @@ class OpenStream:
 
 
 class Outgoing:
-    """What many streams have got, gathered into few messages."""
+    """Deltas of many streams, which `send` gets as few messages. `send` may raise FrameError."""
 
     def __init__(self, send: Callable[[Message], None]) -> None:
         self._send = send
@@ -34,7 +34,7 @@ class Outgoing:
         self._bytes = 0
 
     def add(self, open_: OpenStream, deltas: list[TokenDelta]) -> None:
-        """Raises FrameError when one delta alone is more than a message can carry."""
+        """Adds deltas of one stream. Raises FrameError when one delta alone is more than a message can carry."""
         for part in _parts(deltas):
             size = sum(map(_size, part))
             if self._items and self._bytes + size > _BYTES:
@@ -46,13 +46,14 @@ class Outgoing:
                 self.send()
 
     def send(self) -> None:
+        """Sends all deltas that were added since the last message."""
         if self._items:
             items, self._items, self._bytes = self._items, [], 0
             self._send((Kind.DELTAS, items))
 
 
 def _parts(deltas: list[TokenDelta]) -> Iterator[list[TokenDelta]]:
-    """Most often all of them at once. Never an empty one: to the client it would be the first sign of life."""
+    """All deltas together, or one by one when they are many. No part is empty: the client would take it for a delta."""
     if 0 < len(deltas) <= _SMALL:
         yield deltas
     else:
@@ -60,7 +61,7 @@ def _parts(deltas: list[TokenDelta]) -> Iterator[list[TokenDelta]]:
 
 
 def _size(delta: TokenDelta) -> int:
-    """About how many bytes."""
+    """An estimate of how many bytes the delta takes in a message."""
     size = 64 + 5 * len(delta.token_ids) + 2 * len(delta.text)
     for entry in (*delta.logprobs, *delta.prompt_logprobs):
         size += 16 if entry is None else 16 + 16 * len(entry.top)

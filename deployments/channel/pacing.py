@@ -21,7 +21,7 @@ MAX_WAIT_S = 0.125  # no stream's turn comes later than this after its last one:
 
 
 class Pacer:
-    """All streams of one event loop, as the engine's DeltaSink. Everything here runs on that loop."""
+    """The engine's DeltaSink for all streams of one event loop, on which all methods are to be called."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -35,13 +35,13 @@ class Pacer:
     def open(
         self, requests: Sequence[GenerateRequest], on_ready: Callable[[PacedStream], None], whole: bool = False
     ) -> PacedStream:
-        """A stream for one call of the engine; its `call` is the number to call the engine with. See PacedStream."""
+        """Makes the stream for one call of AsyncEngine.open(), whose number is its `call`. See PacedStream."""
         stream = PacedStream(next(self._numbers), requests, on_ready, whole)
         self._open[stream.call] = stream
         return stream
 
     def close(self, stream: PacedStream) -> None:
-        """The stream is never woken again."""
+        """Forgets a stream: its `on_ready` is not called any more."""
         self._open.pop(stream.call, None)
         self._held.pop(stream, None)
 
@@ -82,8 +82,8 @@ class Pacer:
 class PacedStream:
     """One call's deltas, kept until they are taken.
 
-    `on_ready` is called whenever there is something to take() that should not wait: the call's first deltas, and after
-    that once all is complete if `whole`, else when it is the stream's turn.
+    `on_ready` is called when deltas should be taken: for the call's first deltas at once; then, if `whole`, when every
+    choice has ended, and otherwise whenever it is the stream's turn.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class PacedStream:
 
     @property
     def ended(self) -> bool:
-        """Every choice has ended and all has been taken."""
+        """Whether every choice has ended and all deltas have been taken."""
         return self._unfinished <= 0 and not self._deltas
 
     def put(self, deltas: list[TokenDelta]) -> bool:
-        """Adds deltas. True: these must not wait. They do until wake() is called."""
+        """Adds deltas. Returns whether they must not wait for the stream's turn; the caller then calls wake()."""
         self._deltas += deltas
         ended = sum(d.finish_reason is not None for d in deltas)
         self._unfinished -= ended
@@ -114,17 +114,15 @@ class PacedStream:
         return ended > 0 or any(d.num_completion_tokens == len(d.token_ids) for d in deltas)
 
     def wake(self) -> None:
-        """Says that there is something to take."""
+        """Calls `on_ready`."""
         self._on_ready(self)
 
     def fail(self, error: Exception) -> None:
-        """Nothing comes after what has come."""
+        """Notes that no more deltas will come, and calls `on_ready`."""
         self.error = error
         self.wake()
 
     def take(self) -> list[TokenDelta]:
-        """Everything that has arrived since the last time, one delta per choice, as it may have arrived in several
-        steps. Empty when there is nothing, which after a fail() is for good.
-        """
+        """All deltas that have arrived since the last call, merged to one per choice. Empty when there are none."""
         taken, self._deltas = self._deltas, []
         return merged(taken) if len(taken) > 1 else taken

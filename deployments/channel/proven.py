@@ -1,4 +1,4 @@
-"""The two ends of a connection until both have proved that they know the secret, see handshake."""
+"""The two ends of a connection, which pass messages on only after both have proved that they know the secret."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from deployments.channel.messages import Kind
 
 
 class ListeningLink(Link):
-    """The end that was called. `schema`: what the messages look like; ends of different ones do not talk."""
+    """The replica's end. `schema` is a digest of all messages' fields; the other end must have the same."""
 
     def __init__(self, secret: bytes, schema: str) -> None:
         super().__init__()
@@ -18,16 +18,18 @@ class ListeningLink(Link):
         self._nonce = handshake.nonce()
 
     def on_message(self, message: Message) -> None:
-        """As Link.on_received(), once the peer is known."""
+        """A message has arrived after the handshake. May raise what Link.on_received() may."""
         raise NotImplementedError
 
     def on_ready(self) -> None:
-        """The peer is known now."""
+        """The handshake is done: the peer has proved that it knows the secret."""
 
     def on_connected(self) -> None:
+        """Begins the handshake."""
         self.send((Kind.HELLO, self._schema, self._nonce))
 
     def on_received(self, message: Message) -> None:
+        """Takes the next step of the handshake. Raises FrameError when the peer fails it."""
         if self.ready:
             self.on_message(message)
             return
@@ -42,7 +44,7 @@ class ListeningLink(Link):
 
 
 class CallingLink(Link):
-    """The end that called."""
+    """The gateway's end. For `schema` see ListeningLink."""
 
     def __init__(self, secret: bytes, schema: str) -> None:
         super().__init__()
@@ -51,13 +53,14 @@ class CallingLink(Link):
         self._wanted = b""  # the peer's proof
 
     def on_message(self, message: Message) -> None:
-        """As Link.on_received(), once the peer is known."""
+        """A message has arrived after the handshake. May raise what Link.on_received() may."""
         raise NotImplementedError
 
     def on_ready(self) -> None:
-        """The peer is known now."""
+        """The handshake is done: the peer has proved that it knows the secret."""
 
     def on_received(self, message: Message) -> None:
+        """Takes the next step of the handshake. Raises FrameError when the peer fails it."""
         if self.ready:
             self.on_message(message)
             return

@@ -1,4 +1,4 @@
-"""What a replica tells the gateway about itself."""
+"""What a replica tells gateways about itself."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a replica's channel listens. `secret` is that replica's own, made when it starts: to know it is to be
-    allowed in, so it travels only over Serve's handles, and stays out of logs."""
+    """Where a replica's channel listens.
+
+    `secret` is made when the replica starts. Whoever knows it may connect, so it travels only over Serve's handles and
+    is not part of the repr().
+    """
 
     replica_id: str
     host: str
@@ -19,9 +22,13 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaInfo:
-    """`max_model_len`: the longest sequence that can ever run here: the model's context, or the KV pool if smaller.
-    `fingerprint` names the weights. `prefix_root`: what besides a salt and the tokens makes the digests of its prefix
-    cache, see engine.kv.prefix.root_digest; empty: it caches no prefixes. `startup_s`: what its constructor took."""
+    """What does not change while a replica runs.
+
+    `max_model_len`: the longest sequence that fits, in tokens: the model's context, or the KV cache if that is smaller.
+    `fingerprint` names the weights. `prefix_root`: the fields that go into the digests of its prefix cache beside a
+    salt and the tokens (see engine.kv.prefix.root_digest); empty when it caches no prefixes. `startup_s`: how long its
+    constructor took.
+    """
 
     max_model_len: int
     fingerprint: str
@@ -31,7 +38,7 @@ class ReplicaInfo:
 
 
 class Duty(StrEnum):
-    """Whether a replica takes requests. Streams that it has go on in any case."""
+    """Whether a replica takes requests. Streams that are open go on in any case."""
 
     ACTIVE = "active"
     DRAINED = "drained"  # an operator has taken it out of rotation, and may put it back
@@ -49,7 +56,10 @@ class Vacancy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaState:
-    """`streams`: HTTP requests that it serves, or lets wait. `running` and `waiting` count sequences."""
+    """What the admin API shows of a replica.
+
+    `streams` counts HTTP requests, whether they wait or run; `running` and `waiting` count sequences.
+    """
 
     replica_id: str
     duty: Duty
@@ -60,8 +70,12 @@ class ReplicaState:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy a replica is, whoever's requests they are. `waiting` and `running` count sequences, `pending_tokens`
-    those that wait for prefill; `kv_usage` is 0..1. `done_tokens`: of prompts and answers, since it started."""
+    """How busy a replica is with the requests of all gateways.
+
+    `waiting` and `running` count sequences, `pending_tokens` the prompt tokens that are still to be computed.
+    `kv_usage` is the used share of the KV cache, 0 to 1. `done_tokens` counts the tokens of prompts and answers that
+    were computed since the replica started.
+    """
 
     waiting: int = 0
     running: int = 0

@@ -1,4 +1,4 @@
-"""The replica's end: an engine's streams for the gateways that know the secret."""
+"""The replica's end of a channel: serves an engine's streams to the gateways that know its secret."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from engine.async_engine import AsyncEngine
 from engine.errors import EngineDeadError, EngineError, QueueFullError
 from engine.types import GenerateRequest
 
-_LOAD_EVERY_S = 0.05
-_PREFIXES_EVERY = 10  # of those times
+_LOAD_EVERY_S = 0.05  # seconds between two looks at the load: what policies compare is at most this old
+_PREFIXES_EVERY = 10  # every how many of these looks the prefix cache is compared too, which takes longer
 
 
 class ChannelServer:
-    """Listens for gateways. Made once per replica, on its event loop.
+    """Listens for gateways. A replica makes one, on its event loop.
 
-    A connection that ends aborts its streams, so that blocks are free within a step. `max_streams` bounds those of all
-    gateways together: beyond it QueueFullError.
+    A connection that ends aborts its streams, so that their blocks are free within a step. `max_streams` bounds the
+    open streams of all gateways together.
     """
 
     def __init__(self, engine: AsyncEngine, secret: bytes, max_streams: int) -> None:
@@ -50,22 +50,27 @@ class ChannelServer:
         self._eviction: asyncio.TimerHandle | None = None
 
     async def start(self, host: str) -> int:
-        """Listens on a port of `host` that is free. Returns the port."""
+        """Starts to listen on a free port of `host`. Returns the port."""
         self._server = await asyncio.get_running_loop().create_server(partial(ServerLink, self), host, 0)
         self._publishing = asyncio.create_task(self._publish())
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
     async def drain(self, within_s: float) -> None:
-        """Takes no new streams, which gateways are told; returns when the open ones have ended, or after `within_s`.
-        For good."""
+        """Takes no new streams any more, and tells gateways so.
+
+        Returns when the open streams have ended, or after `within_s` seconds.
+        """
         self._stand(Duty.LEAVING)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._vacant.wait(), within_s)
 
     def take_out(self, within_s: float | None) -> None:
-        """Takes no new streams until put_back(). What of the open ones has not ended after `within_s` is handed back to
-        the gateways, to go on elsewhere; None: never."""
+        """Takes no new streams until put_back().
+
+        Streams that are still open after `within_s` seconds are handed back to the gateways, which go on with them on
+        other replicas. None: they stay until they end.
+        """
         if self.duty is Duty.LEAVING:
             return
         self._stand(Duty.DRAINED)
@@ -81,10 +86,11 @@ class ChannelServer:
 
     @property
     def num_streams(self) -> int:
+        """How many streams of all gateways are open."""
         return self._num_streams
 
     async def close(self, within_s: float) -> None:
-        """Ends every connection, after what is unsent has been sent or `within_s` is over."""
+        """Ends every connection, after all unsent messages have been sent or `within_s` seconds have passed."""
         self._cancel_eviction()
         if self._publishing is not None:
             self._publishing.cancel()
@@ -102,8 +108,11 @@ class ChannelServer:
     def open(
         self, requests: tuple[GenerateRequest, ...], on_ready: Callable[[PacedStream], None], whole: bool
     ) -> PacedStream:
-        """A stream of what the engine generates, to be ended with close_stream(). Raises DrainingError, QueueFullError
-        and EngineDeadError; other refusals come as the stream's error."""
+        """Has the engine run the requests. The caller ends the stream with close_stream().
+
+        Raises DrainingError, QueueFullError beyond `max_streams`, and EngineDeadError. The engine's other refusals
+        become the stream's error.
+        """
         if self.duty is not Duty.ACTIVE:
             raise DrainingError
         if self._num_streams >= self._max_streams:
@@ -119,7 +128,7 @@ class ChannelServer:
         return stream
 
     def close_stream(self, stream: PacedStream) -> None:
-        """Aborts what still runs of it."""
+        """Aborts the requests of a stream that still run, and forgets the stream."""
         self._pacer.close(stream)
         self._engine.abort(*stream.request_ids)
         self._num_streams -= 1
@@ -127,10 +136,12 @@ class ChannelServer:
             self._vacant.set()
 
     def on_link_connected(self, link: ServerLink) -> None:
+        """Counts a new connection, before its handshake."""
         self._links.add(link)
         self._alone.clear()
 
     def on_link_lost(self, link: ServerLink) -> None:
+        """Counts a connection as ended."""
         self._links.discard(link)
         if not self._links:
             self._alone.set()
@@ -154,8 +165,10 @@ class ChannelServer:
                 link.send(message)
 
     async def _publish(self) -> None:
-        """Until cancelled: tells the gateways how busy the engine is, and what is in its prefix cache, whenever that
-        has changed."""
+        """Tells the gateways how busy the engine is, and what is in its prefix cache, whenever that has changed.
+
+        Runs until cancelled.
+        """
         for turn in count():
             stats = self._engine.stats()
             done = stats.prompt_tokens + stats.generated_tokens
@@ -169,7 +182,7 @@ class ChannelServer:
 
 
 class ServerLink(ListeningLink):
-    """One gateway's connection. What its streams get in one step goes out as one message."""
+    """One gateway's connection. Deltas that its streams get in one step are sent as one message."""
 
     def __init__(self, server: ChannelServer) -> None:
         super().__init__(server.secret, SCHEMA)
@@ -180,15 +193,18 @@ class ServerLink(ListeningLink):
         self._flushing = False
 
     def on_connected(self) -> None:
+        """Counts the connection, and begins the handshake."""
         self._server.on_link_connected(self)
         super().on_connected()
 
     def on_ready(self) -> None:
+        """Tells the gateway what has been published so far."""
         self.send((Kind.LOAD, self._server.load))
         self.send((Kind.PREFIXES, self._server.prefixes.all, b""))
         self.send((Kind.DUTY, self._server.duty))
 
     def on_message(self, message: Message) -> None:
+        """Opens or aborts a stream, or notes how far the gateway has read one."""
         match message:
             case (Kind.OPEN, int(number), bool(streamed), tuple(requests)):
                 self._begin(number, streamed, requests)
@@ -203,20 +219,22 @@ class ServerLink(ListeningLink):
                 raise FrameError("a message of no known kind")
 
     def on_writable(self) -> None:
+        """Sends what had to wait while the connection was congested."""
         self._flush_soon()
 
     def on_lost(self) -> None:
+        """Aborts all streams of this connection."""
         self._server.on_link_lost(self)
         for number in list(self._open):
             self._end(number)
 
     def finish(self) -> None:
-        """Sends what its streams still have, then closes."""
+        """Closes the connection after the deltas that its streams have now have been sent."""
         self._flush()
         self.close()
 
     def hand_back(self) -> None:
-        """Ends its streams here; the gateway has what it needs to go on with them elsewhere."""
+        """Ends all streams with DrainingError. The gateway knows enough to go on with them on other replicas."""
         self._flush()
         for number in list(self._open):
             self._refuse(number, DrainingError())
@@ -237,7 +255,7 @@ class ServerLink(ListeningLink):
         self._numbers[stream] = number
 
     def _end(self, number: int) -> None:
-        """Also for a stream that has ended already, or never was."""
+        """Forgets a stream and aborts what still runs of it. Does nothing for an unknown number."""
         open_ = self._open.pop(number, None)
         if open_ is not None:
             self._due.pop(number, None)
@@ -254,7 +272,7 @@ class ServerLink(ListeningLink):
             self._flush_soon()
 
     def _flush_soon(self) -> None:
-        """Once all streams of this step have got theirs."""
+        """Flushes when all streams have got their deltas of this step."""
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)

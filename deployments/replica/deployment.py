@@ -1,4 +1,4 @@
-"""One Serve replica of one pool: hosts an AsyncEngine and the channel that gateways reach it by."""
+"""One Serve replica of a pool: hosts an AsyncEngine, and the channel by which gateways reach it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from deployments.replica.telemetry import EngineTelemetry
 from engine.async_engine import AsyncEngine
 from engine.engine import Engine
 
-_MARGIN_S = 2.0  # for what comes before and after the drain within graceful_shutdown_timeout_s
-_STALL_S = 120.0  # a step that takes longer is no longer progress
+_MARGIN_S = 2.0  # kept of graceful_shutdown_timeout_s before the drain, and as much after it to close all connections
+_STALL_S = 120.0  # a step that takes longer counts as hung
 
 
 class ModelReplica:
-    """Loads the model in its constructor, so that Serve calls it RUNNING only when it can answer."""
+    """Loads the model in its constructor, so that Serve counts the replica as RUNNING only when it can answer."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, config: ModelConfig, pins: tuple[Pin, ...]
@@ -49,7 +49,7 @@ class ModelReplica:
         self._address = Address(replica_id, host, await self._channel.start(host), secret)
 
     async def describe(self) -> ReplicaInfo:
-        """Raises when the engine is unfit to take requests: gateways then send none."""
+        """What gateways need to connect. Raises what check_health() raises: gateways then send no requests here."""
         await self.check_health()
         capacity = self._engine.engine.capacity
         room = capacity.num_blocks * self._engine.engine.config.block_size
@@ -62,39 +62,47 @@ class ModelReplica:
         )
 
     async def state(self) -> ReplicaState:
+        """What the admin API shows of this replica."""
         stats = self._engine.stats()
         channel = self._channel
         return ReplicaState(self._address.replica_id, channel.duty, channel.num_streams, stats.running, stats.waiting)
 
     async def drain(self, replica_id: str | None, within_s: float | None) -> ReplicaState:
-        """If this is the replica that is meant (None: all are), see ChannelServer.take_out()."""
+        """Drains this replica if `replica_id` is its id or None, see ChannelServer.take_out(). Returns its state."""
         if replica_id in (None, self._address.replica_id):
             self._channel.take_out(within_s)
         return await self.state()
 
     async def undrain(self, replica_id: str | None) -> ReplicaState:
-        """Undoes drain()."""
+        """Undoes drain(). Returns the replica's state."""
         if replica_id in (None, self._address.replica_id):
             self._channel.put_back()
         return await self.state()
 
     async def metric_families(self) -> list[Metric]:
+        """The replica's metrics, which a gateway adds to its own answer."""
         return self._telemetry.families()
 
     async def check_health(self) -> None:
+        """Serve calls this regularly.
+
+        Raises EngineDeadError when the engine has ended, and RuntimeError when a step hangs.
+        """
         self._engine.check_health()
         if (stalled := self._engine.stalled_s()) > _STALL_S:
             raise RuntimeError(f"no step has finished for {stalled:.0f} s")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Serve asks now and then, and hands it to the policy."""
+        """Returns this replica's load, which Serve hands to the autoscaling policy. Serve calls this regularly."""
         self._telemetry.publish()
         return self._load.sample()
 
     async def __del__(self) -> None:
-        """Serve awaits this once it has taken the replica out and its own calls have ended. Streams are none of those:
-        they may go on here, until shortly before Serve would kill the process. What then still runs is cut short, which
-        its gateway is told."""
+        """Serve awaits this after it has taken the replica out of rotation and the calls made through it have ended.
+
+        Streams are no such calls. They go on until shortly before Serve would kill the process; those that still run
+        then are ended, and their gateways are told so.
+        """
         if hasattr(self, "_address"):
             margin_s = min(_MARGIN_S, self._shutdown_s / 4)
             await self._channel.drain(self._shutdown_s - 2 * margin_s)

@@ -1,6 +1,6 @@
-"""One replica's load as the autoscaler wants it: rates and percentiles over the last seconds. Time is an argument.
+"""One replica's load as the autoscaler wants it: rates and percentiles over the last WINDOW_S seconds.
 
-The names are those of autoscaling.base.ReplicaSample. What is not known is left out: a missing sample is not a zero.
+The names are those of autoscaling.base.ReplicaSample. A value that is not known is left out rather than set to zero.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from autoscaling.base import WINDOW_S
 from engine.stats import nearest_rank
 from engine.types import EngineStats
 
-_RATE_DECAY = 0.98  # a step, of the rate at which prompts are computed
-_MAX_SAMPLES = 4096  # of one percentile; beyond, the oldest do not count
+_RATE_DECAY = 0.98  # per step, of the weight of earlier steps in the prefill rate: some fifty steps count
+_MAX_SAMPLES = 4096  # of one percentile, to bound memory; the oldest ones are dropped
 
 
 class LoadMeter:
-    """`startup_s`: what this replica took to start. update() is to be called several times a second."""
+    """Learns from update(), which is to be called several times a second. `startup_s`: how long the start took."""
 
     def __init__(self, max_num_seqs: int, startup_s: float) -> None:
         self._max_num_seqs = max_num_seqs
@@ -31,7 +31,7 @@ class LoadMeter:
     def update(
         self, now_s: float, stats: EngineStats, ttft_s: Iterable[float] = (), itl_s: Iterable[float] = ()
     ) -> None:
-        """`ttft_s` and `itl_s` are those since the last update."""
+        """Takes the engine's counters at `now_s`, in seconds, and the TTFT and ITL samples since the last update."""
         self._ttft.extend((now_s, value) for value in ttft_s)
         self._itl.extend((now_s, value) for value in itl_s)
         for samples in (self._ttft, self._itl):
@@ -44,7 +44,7 @@ class LoadMeter:
             self._history.popleft()
 
     def sample(self) -> dict[str, float]:
-        """As of the last update; empty before the first one."""
+        """The load at the last update(), by name. Empty before the first one."""
         if not self._history:
             return {}
         now = self._history[-1][1]
@@ -65,8 +65,11 @@ class LoadMeter:
         return {name: float(value) for name, value in known.items() if value is not None}
 
     def _utilisation(self, now: EngineStats) -> float | None:
-        """Unknown as long as there was no step without a prompt in it: nothing tells then what a step's fixed part is.
-        Over the whole window, also by a replica that serves for less, see WINDOW_S."""
+        """The share of WINDOW_S that steps took beyond their fixed part. None: that part is not known.
+
+        It is known after the first step without prompt tokens. The share is one of the whole window also for a replica
+        that has not served for so long, see WINDOW_S.
+        """
         then = self._history[0][1]
         if now.num_steps == then.num_steps:
             return 0.0
@@ -87,5 +90,5 @@ class LoadMeter:
 
 
 def _percentile(samples: deque[tuple[float, float]], q: float) -> float | None:
-    """Nearest rank; None of nothing."""
+    """The `q` quantile by nearest rank. None without samples."""
     return nearest_rank(sorted(value for _, value in samples), q) if samples else None

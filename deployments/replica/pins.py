@@ -1,7 +1,7 @@
-"""Prompts that are in the prefix cache of a replica before its first request, and stay there.
+"""Pinned prompts: they are in a replica's prefix cache before its first request, and stay there.
 
-Organisations share no cache, so a prompt is computed and kept once for each that is to have it: under the very salt
-that the gateway gives that organisation's requests.
+Organisations share no cached prefixes, so a prompt is computed and kept once for each organisation that is to have it,
+with the salt that the gateway gives that organisation's requests.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from engine.pins import preload
 
 
 class PinError(ValueError):
-    """Names the entry of pinned_prompts that cannot be pinned."""
+    """An entry of pinned_prompts cannot be pinned. The message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One prompt and the salts of those that are to have it."""
+    """One prompt, and the cache salts under which it is to be pinned."""
 
     prompt: PinnedPrompt
     salts: tuple[str, ...]
 
 
 def pins_of(prompts: Sequence[PinnedPrompt], gateway: GatewayConfig) -> tuple[Pin, ...]:
-    """Raises ValueError for an API key that cannot be used."""
+    """The pins of all prompts. Raises ValueError for an API key that cannot be used."""
     return tuple(Pin(prompt, tuple(_salts(prompt, gateway))) for prompt in prompts)
 
 
@@ -44,7 +44,7 @@ def _salts(prompt: PinnedPrompt, gateway: GatewayConfig) -> Iterator[str]:
 
 
 def pin_all(engine: Engine, pins: Sequence[Pin]) -> int:
-    """Returns how many tokens are pinned, counted once for each salt. Raises PinError."""
+    """Computes and pins all prompts. Returns how many tokens are pinned, counted once per salt. Raises PinError."""
     count = 0
     for i, pin in enumerate(pins):
         try:

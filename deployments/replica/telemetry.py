@@ -1,4 +1,4 @@
-"""What feeds a replica's metrics: its engine's counters and samples."""
+"""Feeds a replica's metrics and its load from its engine's counters and samples."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from engine.async_engine import AsyncEngine
 from engine.stats import FinishedRequest, Recorder
 from engine.types import EngineStats
 
-_EVERY_S = 0.2
+_EVERY_S = 0.2  # seconds between two publications; LoadMeter wants several a second
 
 
 class EngineTelemetry:
-    """Publishes one replica's engine, and keeps `load` current. All work happens here, off the step thread."""
+    """Publishes one engine's metrics and keeps `load` current, on the event loop rather than on the step thread."""
 
     def __init__(self, engine: AsyncEngine, model: str, replica: str, load: LoadMeter) -> None:
         self._engine = engine
@@ -27,17 +27,18 @@ class EngineTelemetry:
         self._seen = EngineStats()
 
     async def run(self) -> None:
-        """Until cancelled. Keeps Ray's exporter current and the recorder short."""
+        """Publishes regularly until cancelled. That keeps Ray's exporter current, and the engine's recorder short."""
         while True:
             self.publish()
             await asyncio.sleep(_EVERY_S)
 
     def families(self) -> list[Metric]:
-        """As of now."""
+        """The metrics at this moment."""
         self.publish()
         return self._metrics.families()
 
     def publish(self) -> None:
+        """Brings the metrics and `load` up to date with the engine."""
         now, seen, metrics, model = self._engine.stats(), self._seen, self._metrics, self._model
         metrics.set("sluicegate_requests_running", now.running, model=model)
         metrics.set("sluicegate_requests_waiting", now.waiting, model=model)

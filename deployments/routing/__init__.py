@@ -1,4 +1,4 @@
-"""Choosing and calling what serves a request: pools of replicas and upstreams.
+"""Chooses and calls what serves a request: pools of replicas and upstreams.
 
 Pure: table and plan (which destinations, in which order), policies (which replica of a pool), circuit, retry_budget,
 hedge, continuation, backlog, prefixes. With Ray: router (the deployment that owns the table), table_feed, pool,

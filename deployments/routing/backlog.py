@@ -1,4 +1,4 @@
-"""How long a pool's queue is, in seconds of its own work, and who may still join it.
+"""Estimates how many seconds of work a pool's queue holds, and decides which requests may still join it.
 
 Pure: the clock is an argument.
 """
@@ -9,19 +9,21 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_SMOOTH_S = 5.0  # over which a rate is averaged
+_SMOOTH_S = 5.0  # seconds, time constant of the rate's moving average
 
 
 class ServiceRate:
-    """Sequences' tokens, prompt and answer alike, that a replica gets done per second while requests wait: then it does
-    what it can. None until that has been seen."""
+    """How many tokens, of prompts and answers, a replica computes per second while requests wait: its full speed.
+
+    `tokens_per_s` is None until requests have been seen to wait.
+    """
 
     def __init__(self) -> None:
         self.tokens_per_s: float | None = None
         self._last: tuple[float, int, bool] | None = None
 
     def observe(self, now_s: float, done_tokens: int, waiting: bool) -> None:
-        """`done_tokens`: since the replica started; a smaller number than before is another replica's."""
+        """Takes a count at `now_s`. `done_tokens`: since the replica started; a smaller count is another replica's."""
         last, self._last = self._last, (now_s, done_tokens, waiting)
         if last is None or not (last[2] and waiting) or done_tokens < last[1] or now_s <= last[0]:
             return
@@ -33,7 +35,7 @@ class ServiceRate:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaBacklog:
-    """One replica's queue: prompt tokens to compute, requests without a seat, and its rate, where known."""
+    """One replica's queue: prompt tokens to compute, requests that wait, and tokens per second where known."""
 
     pending_tokens: int
     waiting: int
@@ -41,8 +43,11 @@ class ReplicaBacklog:
 
 
 def backlog_s(replicas: Iterable[ReplicaBacklog], answer_tokens: float) -> float:
-    """Until a request that comes now would be begun, on the replica where that is soonest. `answer_tokens`: what a
-    request of this pool generates on average. A replica of unknown rate has not had a queue yet: 0."""
+    """How many seconds a request that comes now would wait, on the replica where that is shortest.
+
+    `answer_tokens`: how many tokens a request of this pool generates on average. A replica whose rate is not known has
+    had no queue yet, and counts as 0 seconds.
+    """
     shortest: float | None = None
     for replica in replicas:
         seconds = _seconds(replica, answer_tokens)
@@ -53,8 +58,10 @@ def backlog_s(replicas: Iterable[ReplicaBacklog], answer_tokens: float) -> float
 
 
 def retry_after_s(queue_s: float, max_queue_s: float, share: float) -> float | None:
-    """None: a request that may use `share` of the queue may join it. Else the time until the queue will have become
-    short enough for it, if nobody else comes."""
+    """None when a request that may use `share` of the queue may join it now.
+
+    Otherwise the seconds until the queue will be short enough for it, if no other request comes.
+    """
     excess = queue_s - max_queue_s * share
     return excess if excess > 0 else None
 

@@ -1,4 +1,4 @@
-"""A circuit breaker: stops asking a target that fails, and finds out with single requests when it is well again.
+"""A circuit breaker: stops asking a destination that fails, and probes it with single requests until it works again.
 
 Pure: the clock is an argument. All of a gateway's breakers live on its event loop, so nothing here is locked.
 """
@@ -12,9 +12,12 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True)
 class CircuitConfig:
-    """Opens after `failures` in a row, or when of at least `min_calls` in the last `window_s` the share `failure_rate`
-    failed. Then nothing is asked for `cooldown_s`, which doubles with each failed probe up to `max_cooldown_s`. A probe
-    that nobody reports on is forgotten after `probe_s`."""
+    """When a circuit opens and closes; names that end in `_s` are seconds.
+
+    It opens after `failures` in a row, or when of at least `min_calls` in the last `window_s` the share `failure_rate`
+    failed. It then allows no call for `cooldown_s`, which doubles with each failed probe up to `max_cooldown_s`. A
+    probe whose outcome is not reported within `probe_s` is forgotten.
+    """
 
     failures: int = 3
     failure_rate: float = 0.5
@@ -26,14 +29,19 @@ class CircuitConfig:
 
 
 class State(StrEnum):
-    CLOSED = "closed"  # all is well
-    OPEN = "open"  # nobody may call
-    HALF_OPEN = "half_open"  # one may call, to see
+    """Which calls a circuit allows."""
+
+    CLOSED = "closed"  # all
+    OPEN = "open"  # none
+    HALF_OPEN = "half_open"  # one, as a probe
 
 
 class Circuit:
-    """One target's. Whoever calls it asks allow() first, and then reports exactly once: success(), failure(), or
-    neither() when the outcome says nothing of the target's health (a client's mistake, a client that left)."""
+    """The circuit breaker of one destination.
+
+    A caller asks allow() first. If that is true, it reports the outcome exactly once: success(), failure(), or
+    neither() when the outcome says nothing about the destination (a client's mistake, a client that left).
+    """
 
     def __init__(self, config: CircuitConfig | None = None) -> None:
         self._config = config or CircuitConfig()
@@ -45,16 +53,17 @@ class Circuit:
         self._probe_since_s: float | None = None
 
     def state(self, now_s: float) -> State:
+        """The state at `now_s`."""
         if self._open_until_s is None:
             return State.CLOSED
         return State.OPEN if now_s < self._open_until_s else State.HALF_OPEN
 
     def retry_after_s(self, now_s: float) -> float:
-        """Until the next call may be allowed."""
+        """Seconds until the next call may be allowed."""
         return max(0.0, (self._open_until_s or now_s) - now_s)
 
     def would_allow(self, now_s: float) -> bool:
-        """What allow() would say, taking nothing."""
+        """What allow() would return, without beginning a probe."""
         match self.state(now_s):
             case State.CLOSED:
                 return True
@@ -70,6 +79,7 @@ class Circuit:
         return allowed
 
     def success(self, now_s: float) -> None:
+        """Reports that a call went well."""
         if self._open_until_s is None:
             self._in_a_row = 0
             self._note(now_s, failed=False)
@@ -77,6 +87,7 @@ class Circuit:
             self._close()
 
     def failure(self, now_s: float) -> None:
+        """Reports that a call failed."""
         if self._open_until_s is None:
             self._in_a_row += 1
             self._note(now_s, failed=True)
@@ -89,6 +100,7 @@ class Circuit:
             self._open(now_s)
 
     def neither(self, now_s: float) -> None:
+        """Reports that a call has ended with an outcome that does not count."""
         self._probe_since_s = None
 
     def _open(self, now_s: float) -> None:

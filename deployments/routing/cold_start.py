@@ -1,4 +1,4 @@
-"""A pool at rest has no replica: having Serve start a first one, and letting requests wait for it."""
+"""Starts the first replica of a pool that has been scaled to zero, and lets requests wait for it."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from deployments.observe.log import log
 from deployments.ray_serve.handles import CALL_ERRORS
 from deployments.routing.errors import ModelStartError, ModelUnavailableError, OverloadedError
 
-_CALL_S = 2.0  # how long one call waits for a replica; Serve looks ten times a second whether any does
-_LOOK_S = 0.1
-_LOOK_AGAIN_S = 5.0  # whether what failed to start still does
-_UNKNOWN_S = 30.0  # what a start may take, until one has been seen
-_OVERDUE_S = 5.0  # when to ask again about one that takes longer than any before
+_CALL_S = 2.0  # seconds that one call waits for a replica; Serve looks ten times a second whether a call waits
+_LOOK_S = 0.1  # seconds between a replica's first answer and the next call, in which the pool connects to it
+_LOOK_AGAIN_S = 5.0  # seconds between two looks at whether replicas still fail to start
+_UNKNOWN_S = 30.0  # seconds that clients are told a start will take, until one has been seen
+_OVERDUE_S = 5.0  # seconds after which clients should retry when a start takes longer than any before
 
 Trouble = Callable[[], Awaitable[str | None]]
 
 
 class ColdStart:
-    """One pool's, in one gateway. Serve starts a replica of an empty pool when a call waits for one: one call is kept
-    waiting for all the requests that do. Nothing else is kept of a request that gives up, and a start that nobody
-    waits for any more goes on by itself.
+    """The cold starts of one pool, as one gateway causes them.
 
-    `trouble`: what Serve says of replicas that fail to start, None when they do not. `timeout_s`: the longest that a
-    request waits. `max_waiting`: how many may. `clock` gives seconds."""
+    Serve starts a replica of an empty pool when a call through its handle waits for one. One such call is kept waiting
+    for all the requests that wait here. A start that has begun goes on when the last request gives up.
+
+    `trouble` returns what Serve reports of replicas that fail to start, None when they do not. `timeout_s`: the longest
+    that a request waits. `max_waiting`: how many requests may wait. `clock` gives seconds.
+    """
 
     def __init__(
         self,
@@ -60,18 +62,18 @@ class ColdStart:
 
     @property
     def starting(self) -> bool:
-        """Whether this gateway is waking the pool."""
+        """Whether this gateway is starting a replica."""
         return self._task is not None
 
     @property
     def retry_after_s(self) -> float:
-        """Until a start that is under way, or begins now, will be over, as far as is known."""
+        """An estimate of the seconds until the start that is under way, or would begin now, will be over."""
         took_s = max((s for s in (self._took_s, self._said_s) if s is not None), default=_UNKNOWN_S)
         left_s = took_s if self._began_s is None else took_s - (self._clock() - self._began_s)
         return left_s if left_s > 0 else _OVERDUE_S
 
     def begin(self) -> None:
-        """Has Serve start a replica, if that is not under way."""
+        """Has Serve start a replica, unless that is under way."""
         if self._task is not None:
             return
         if self._began_s is None:
@@ -80,9 +82,12 @@ class ColdStart:
         self._task = asyncio.create_task(self._wake(self._over))
 
     async def wait(self, waited_s: float = 0.0, within_s: float | None = None) -> None:
-        """Until the pool takes requests. `waited_s`: how long the request has waited already; `within_s`: how long it
-        may still, by its deadline. Raises ModelUnavailableError when that is over, ModelStartError when no replica can
-        be started, and OverloadedError when too many wait."""
+        """Has Serve start a replica, and waits until the pool takes requests.
+
+        `waited_s`: how many seconds the request has waited already. `within_s`: how many it may still wait by its
+        deadline. Raises ModelUnavailableError when the time is over, ModelStartError when no replica can be started,
+        and OverloadedError when too many requests wait.
+        """
         left_s = self._timeout_s - waited_s
         left_s = left_s if within_s is None else min(left_s, within_s)
         self.begin()
@@ -102,7 +107,7 @@ class ColdStart:
             raise ModelStartError(self.retry_after_s)
 
     def up(self) -> None:
-        """The pool takes requests."""
+        """Notes that the pool takes requests, and ends the waiting."""
         self.failing = False
         if self._began_s is not None:
             self._took_s, self._began_s = self._clock() - self._began_s, None
@@ -113,29 +118,29 @@ class ColdStart:
             task.cancel()
 
     def close(self) -> None:
-        """Waits no longer for a replica. Nobody may be waiting."""
+        """Gives up a start that is under way. No request may be waiting."""
         if self._task is not None:
             self._task.cancel()
 
     def said(self, startup_s: float) -> None:
-        """What a replica took to start, without its process, by its own word."""
+        """Notes how long a replica's constructor took, which estimates are based on too."""
         self._said_s = startup_s
 
     async def answered(self, within_s: float) -> None:
-        """Returns when a first replica has answered, or after so long."""
+        """Returns when a replica that was waited for has answered, or after `within_s` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._answered.wait()
         self._answered.clear()
 
     async def look(self) -> None:
-        """To be called now and then: Serve may go on trying what failed, or give it up."""
+        """Updates `failing` after a failed start, which Serve may try again. To be called regularly."""
         if self.failing and self._task is None and self._clock() - self._looked_s >= _LOOK_AGAIN_S:
             self._looked_s = self._clock()
             self.failing = await self._trouble() is not None
 
     async def _wake(self, over: asyncio.Future[bool]) -> None:
-        """Until the pool is up, cannot be, or nobody waits for it any more."""
+        """Calls again and again until the pool is up, cannot come up, or no request waits for it any more."""
         fault, noticed = None, False
         try:
             while fault is None and (self._waiting or not noticed):
@@ -151,7 +156,7 @@ class ColdStart:
                 over.set_result(False)
 
     async def _call(self) -> str | None:
-        """Waits a while for a replica. What speaks against there ever being one."""
+        """Waits up to _CALL_S for a replica. Returns why none can be started, or None."""
         call: Any = self._handle.state.remote()
         try:
             async with asyncio.timeout(_CALL_S):
@@ -170,7 +175,7 @@ class ColdStart:
 
 
 def serve_trouble(handle: DeploymentHandle[Any]) -> Trouble:
-    """Asks Serve's controller about the deployment behind `handle`."""
+    """A function that asks Serve's controller whether replicas of the deployment behind `handle` fail to start."""
 
     async def trouble() -> str | None:
         try:

@@ -1,8 +1,9 @@
-"""What a client has got of an answer, and how to ask another replica for the rest of it.
+"""Keeps what a client has of an answer, and makes the requests that ask another replica for the rest of it.
 
 An engine draws each token from the request's seed and the token's position alone, so that a replica that is given the
-prompt and the tokens so far goes on exactly as the lost one would have. Text is not continued but made anew from all
-tokens, and what the client has is cut off its front: so characters and stop strings that were held back come out right.
+prompt and the tokens so far goes on exactly as the lost one would have. The other replica makes the text anew from all
+tokens, and the part that the client has is cut off its front. So characters and stop strings that the lost replica held
+back come out right.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class _Choice:
 
 
 class Continuation:
-    """The choices of one HTTP request, across attempts. Feed it every delta; what it gives is for the client."""
+    """The choices of one HTTP request, across several attempts. Every delta must pass through take()."""
 
     def __init__(self, requests: Sequence[GenerateRequest]) -> None:
         # Without a seed of the client's, one is chosen here: another replica must draw what this one would have.
@@ -43,23 +44,29 @@ class Continuation:
 
     @property
     def started(self) -> bool:
-        """The client may have got something."""
+        """Whether the client may have received a part of the answer."""
         return any(c.tokens or c.num_chars or c.ended for c in self._all())
 
     @property
     def complete(self) -> bool:
+        """Whether every choice has ended."""
         return all(choice.ended for choice in self._all())
 
     def rest(self, elapsed_s: float) -> tuple[GenerateRequest, ...]:
-        """What to ask the next replica for. `elapsed_s` since the request came is taken off its deadline. Ids differ
-        from attempt to attempt, as a replica may still be busy with an earlier one."""
+        """The requests for the next attempt.
+
+        `elapsed_s`, the seconds since the client's request came, are taken off its deadline. Request ids differ from
+        attempt to attempt, as a replica may still be busy with an earlier one.
+        """
         number, self._attempt = self._attempt, self._attempt + 1
         asked = [part for request in self._requests for part in self._unfinished(_hurried(request, elapsed_s), number)]
         return tuple(asked)
 
     def take(self, deltas: Iterable[TokenDelta]) -> tuple[list[TokenDelta], TokenDelta | None]:
-        """What is new to the client; and, if the replica has given a choice up, the delta that says so, of which the
-        client has got nothing."""
+        """Takes the deltas of the current attempt. Returns those for the client, under its ids and without what it has.
+
+        If the replica has given up a choice, the delta that says so is returned apart and is not for the client.
+        """
         fresh: list[TokenDelta] = []
         fault: TokenDelta | None = None
         for delta in deltas:

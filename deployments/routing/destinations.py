@@ -1,4 +1,4 @@
-"""What can serve a request: a pool of ours or an upstream, behind one interface."""
+"""What can serve a request, a pool or an upstream, behind one interface."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from engine.types import GenerateRequest, TokenDelta
 
 @dataclass(frozen=True, slots=True)
 class RoutedRequest:
-    """What a destination is asked. `queue_share`: how much of its queue the request may use. `first_token_s`: how long
-    the first deltas may take; None: as long as they like.
+    """One client's request as destinations get it.
+
+    `queue_share`: how much of a pool's queue it may use, 0 to 1. `first_token_s`: how many seconds the first deltas may
+    take; None: any number.
     """
 
     requests: tuple[GenerateRequest, ...]
@@ -30,7 +32,7 @@ class RoutedRequest:
 class DeltaStream(Protocol):
     """An answer that has begun: an async iterator, to be used once and then closed.
 
-    What it raises ends the answer, unless it is one of failures.RESUMABLE and another destination has the same weights.
+    An error ends the answer, unless it is one of failures.RESUMABLE and another destination has the same weights.
     """
 
     def __aiter__(self) -> DeltaStream: ...
@@ -38,7 +40,7 @@ class DeltaStream(Protocol):
     async def __anext__(self) -> list[TokenDelta]: ...
 
     def close(self) -> None:
-        """Aborts what still runs. Not a coroutine: nothing can cut it short."""
+        """Aborts what still runs. It is no coroutine, so that no cancellation can interrupt it."""
 
 
 class Destination(Protocol):
@@ -46,7 +48,7 @@ class Destination(Protocol):
 
     @property
     def weights(self) -> str | None:
-        """Destinations with the same go on with each other's answers. None: with nobody's."""
+        """Names the weights: destinations with the same ones can go on with each other's answers. None: none can."""
 
     @property
     def up(self) -> bool:
@@ -54,28 +56,30 @@ class Destination(Protocol):
 
     @property
     def may_recover(self) -> bool:
-        """While it is not up: whether it may soon be again without anybody's doing."""
+        """While it is not up: whether it may soon be up again by itself."""
 
     @property
     def successor_expected(self) -> bool:
-        """While it is not up: whether who takes over may be there already, and only not be known here yet."""
+        """While it is not up: whether a new replica may be running that this gateway does not know of yet."""
 
     @property
     def cold_start(self) -> ColdStart | None:
-        """While it has no replica and would start one for a request: what does that."""
+        """What starts a replica of a pool that has none but would start one for a request. None otherwise."""
 
     def suspects(self, error: Exception) -> bool:
-        """Whether this error speaks against the destination, so that its circuit counts it."""
+        """Whether this error of begin() or of a stream counts as a failure for the destination's circuit."""
 
     async def begin(self, request: RoutedRequest) -> DeltaStream:
-        """An answer whose first deltas are there. What it raises says nothing of the request. TimeoutError after the
-        request's `first_token_s`.
+        """Returns an answer whose first deltas have arrived.
+
+        Raises TimeoutError after the request's `first_token_s`, and the errors that failures.failure_of() names when
+        the destination does not serve the request; another one may serve it then.
         """
         ...
 
 
 class UpstreamDestination:
-    """An external server: always thought to be up, until its circuit opens."""
+    """An external server. It counts as up; its circuit notices when it is not."""
 
     weights = None
     up = True

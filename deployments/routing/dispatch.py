@@ -1,5 +1,7 @@
-"""One request's way through the destinations that may serve it: in the plan's order, elsewhere after a failure, and on
-from where it was when a replica is lost.
+"""Takes one request through the destinations that may serve it.
+
+They are asked in the plan's order. After a failure the next one is asked, and when a replica is lost, another one goes
+on with the answer.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ from deployments.routing.plan import RoutePlan
 from deployments.routing.retry_budget import RetryBudget
 from engine.types import TokenDelta
 
-_POLL_S = 0.1  # between two looks at whether a destination is up again
-_MAX_SUCCESSOR_WAIT_S = 5.0  # from a request's beginning: Serve is asked twice a second who there is
+_POLL_S = 0.1  # seconds between two looks at whether a destination is up again
+_MAX_SUCCESSOR_WAIT_S = 5.0  # from a request's arrival; pools ask Serve twice a second which replicas there are
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A client's request, its plan, and what the client has of the answer. `began_s` by the dispatcher's clock."""
+    """A client's request, its plan, what the client has of the answer, and when it came by the dispatcher's clock."""
 
     request: RoutedRequest
     plan: RoutePlan
@@ -39,7 +41,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """An answer that has begun, and the destination that it comes from."""
+    """An answer that has begun, and the name of its destination."""
 
     name: str
     stream: DeltaStream
@@ -49,7 +51,7 @@ class _Begun:
 
 
 class Dispatcher:
-    """One per gateway, on its event loop. `clock` gives seconds."""
+    """Serves all requests of one gateway, on its event loop. `clock` gives seconds."""
 
     def __init__(self, destinations: Mapping[str, Destination], clock: Callable[[], float]) -> None:
         self._destinations = destinations
@@ -59,7 +61,7 @@ class Dispatcher:
         self._mirror = Mirror()
 
     async def generate(self, request: RoutedRequest, plan: RoutePlan) -> AsyncGenerator[list[TokenDelta], None]:
-        """Deltas under the ids of `request`, as api.backend.Backend.generate() promises them."""
+        """Yields deltas under the ids of `request`, see api.backend.Backend.generate()."""
         now_s = self._clock()
         self._budget.request(now_s)
         if (deadline_s := plan.limits.deadline_s) is not None:
@@ -95,18 +97,19 @@ class Dispatcher:
             log.warning("a request has lost its replica and goes on elsewhere: %s", error)
 
     def circuit_state(self, name: str) -> State:
-        """Of one destination, now. Raises KeyError."""
+        """The current state of a destination's circuit. Raises KeyError for an unknown name."""
         return self._circuits[name].state(self._clock())
 
     async def close(self) -> None:
-        """Gives up copies of requests that are under way."""
+        """Gives up the copies of requests that are under way."""
         await self._mirror.close()
 
     # ----------------------------------------------------------------------------------------- until an answer begins
 
     async def _begin(self, job: _Job, weights: str | None) -> _Begun:
-        """The answer, or the rest of it, of the first destination that begins one. `weights`: of the one that gave the
-        client a part of it. Waits for destinations that are about to be up.
+        """Begins the answer, or the rest of it, at the first destination that does, and waits for those about to be up.
+
+        `weights`: those of the destination that gave the client a part of the answer, None before.
         """
         while True:
             await self._wait_for_recovery(job, weights)
@@ -121,7 +124,7 @@ class Dispatcher:
                 raise final_error(error, job.continuation.started) from None
 
     async def _begin_at_any(self, job: _Job, names: Sequence[str]) -> _Begun:
-        """Asks one after the other, as far as the plan, the deadline and the retry budget let it."""
+        """Asks one destination after the other, while the plan, the deadline and the retry budget allow it."""
         refusal: Exception = ModelUnavailableError(RETRY_AFTER_S)
         num_asked = 0
         for at, name in enumerate(names):
@@ -144,7 +147,7 @@ class Dispatcher:
         raise refusal
 
     async def _begin_hedged(self, job: _Job, name: str, others: Sequence[str]) -> _Begun:
-        """At `name`; beside it, if that takes long and hedging is on, at the next destination or once more at this."""
+        """Begins at `name`; when that takes long and hedging is on, also at the next destination or again at `name`."""
         delay_s = job.plan.limits.hedge_after_s
         if delay_s is None or job.continuation.started:
             return await self._begin_at(job, name)
@@ -158,7 +161,7 @@ class Dispatcher:
         return await hedged(lambda: self._begin_at(job, name), second, delay_s)
 
     async def _begin_at(self, job: _Job, name: str) -> _Begun:
-        """At one destination, whose circuit is told how that went."""
+        """Begins at one destination, and reports the outcome to its circuit."""
         destination, circuit = self._destinations[name], self._circuits[name]
         if not circuit.allow(self._clock()):
             raise ModelUnavailableError(circuit.retry_after_s(self._clock()))
@@ -183,7 +186,7 @@ class Dispatcher:
     # ------------------------------------------------------------------------------------------------ who may be asked
 
     def _candidates(self, job: _Job, weights: str | None) -> list[str]:
-        """Once the client has a part of the answer, only the same weights give the rest of it."""
+        """The plan's destinations; once the client has a part of the answer, only those with the same weights."""
         names = job.plan.candidates
         return [name for name in names if not job.continuation.started or self._destinations[name].weights == weights]
 
@@ -195,7 +198,7 @@ class Dispatcher:
         return deadline_s is not None and now_s - job.began_s >= deadline_s
 
     def _asleep(self, job: _Job) -> bool:
-        """Whether nobody would serve it before somebody is woken."""
+        """Whether no destination is usable, and one of them could start a replica."""
         names = job.plan.candidates
         return not any(map(self._usable, names)) and any(self._destinations[n].cold_start is not None for n in names)
 
@@ -208,7 +211,7 @@ class Dispatcher:
     # --------------------------------------------------------------------------------------------------------- waiting
 
     async def _wait_for_recovery(self, job: _Job, weights: str | None) -> None:
-        """Once the client has a part of the answer: while nobody can go on with it but soon somebody may."""
+        """Once the client has a part of the answer: waits while no destination can go on with it but one soon may."""
         limits = job.plan.limits
         give_up_s = self._clock() + limits.resume_within_s
         if limits.deadline_s is not None:
@@ -220,13 +223,15 @@ class Dispatcher:
             await asyncio.sleep(_POLL_S)
 
     async def _wait_for_successor(self, job: _Job) -> None:
-        """Before the client has anything of the answer: while who takes over from a last replica is not known yet."""
+        """Before the answer has begun: waits while a new replica may be running that is not known here yet."""
         while self._successor_expected(job):
             await asyncio.sleep(_POLL_S)
 
     async def _wake(self, job: _Job) -> None:
-        """Before the client has anything of the answer: starts the first destination that sleeps, unless one before it
-        is up, and waits for it, and after it for the next, unless one behind it is. Raises as ColdStart.wait() does.
+        """Before the answer has begun: starts the first sleeping pool of the plan that no usable destination precedes.
+
+        When no destination is usable, also waits for that pool, and if it does not come up, for the next sleeping one.
+        Raises what ColdStart.wait() raises.
         """
         if job.continuation.started:
             return

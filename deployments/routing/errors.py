@@ -1,12 +1,12 @@
-"""Why a request that is right in itself is not served."""
+"""Errors for valid requests that are not served."""
 
 from __future__ import annotations
 
-RETRY_AFTER_S = 5.0  # about what a replica's restart takes
+RETRY_AFTER_S = 5.0  # seconds: about as long as a replica takes to restart
 
 
 class RoutingError(Exception):
-    """Root of what routing raises on purpose."""
+    """Base class of the errors that routing raises."""
 
 
 class ModelUnavailableError(RoutingError):
@@ -22,7 +22,7 @@ class ModelStartError(ModelUnavailableError):
 
 
 class OverloadedError(RoutingError):
-    """More requests wait already than this one may wait behind. `retry_after_s`: until there will be fewer."""
+    """Too many requests wait already. `retry_after_s`: seconds until there will be few enough."""
 
     def __init__(self, retry_after_s: float) -> None:
         super().__init__(retry_after_s)
@@ -30,7 +30,7 @@ class OverloadedError(RoutingError):
 
 
 class ReplicaLostError(RoutingError):
-    """The replica that served the request is gone."""
+    """The replica that served the request is gone, and no other can go on with the answer."""
 
 
 class ReplicaSilentError(RoutingError):

@@ -1,4 +1,4 @@
-"""What an error means for a request: whether another destination may do better, and what its client is told."""
+"""What an error means for a request: whether another destination may serve it, and what its client is told."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from deployments.upstream.errors import UpstreamBusyError, UpstreamDownError, Up
 from engine.errors import ContextLengthError, EngineDeadError, QueueFullError
 
 RESUMABLE = (StreamLostError, EngineDeadError, ReplicaFaultError)
-"""After these, another replica can go on with an answer that has begun."""
+"""After these errors, another replica can go on with an answer that has begun."""
 
-_BUSY_RETRY_AFTER_S = 1.0  # for a server that is busy and does not say for how long
+_BUSY_RETRY_AFTER_S = 1.0  # seconds, for an upstream that is busy and does not say for how long
 
 
 def failure_of(error: BaseException) -> Failure | None:
-    """None: not one that another destination could do better."""
+    """The kind of failure; the plan says which are tried elsewhere. None: another destination could not do better."""
     match error:
         case (
             StreamLostError() | EngineDeadError() | ReplicaFaultError() | UpstreamDownError() | ModelUnavailableError()
@@ -32,8 +32,9 @@ def failure_of(error: BaseException) -> Failure | None:
 
 
 def refusal_after(error: Exception, before: Exception) -> Exception:
-    """What the client is told when nobody serves its request: the last destination's reason, unless that says less than
-    `before`, the one so far.
+    """The error for the client after another destination has failed with `error`.
+
+    It is `before`, the error so far, unless the new one tells the client more.
     """
     match error:
         case UpstreamBusyError(retry_after_s=seconds):
@@ -46,7 +47,7 @@ def refusal_after(error: Exception, before: Exception) -> Exception:
 
 
 def final_error(error: Exception, started: bool) -> Exception:
-    """What the client is told of an error that nothing can be done about. `started`: it has a part of its answer."""
+    """The error for the client when no destination is left. `started`: the client has a part of its answer."""
     if started and failure_of(error) is not None:
         log.warning("an answer cannot go on: %s", error)
         return ReplicaLostError()

@@ -1,4 +1,4 @@
-"""Two attempts, one answer: whichever begins first goes on, the other is closed."""
+"""Makes two attempts at one answer. The one that begins first goes on, the other is closed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 
 class Closable(Protocol):
-    """What an attempt gives: an answer that has begun."""
+    """What an attempt returns: an answer that has begun."""
 
     def close(self) -> None:
         """Aborts what still runs."""
@@ -19,10 +19,10 @@ Attempt = Callable[[], Awaitable[T]]
 
 
 async def hedged(first: Attempt[T], second: Attempt[T], delay_s: float) -> T:
-    """What `first` gives; or, if it has given nothing for `delay_s`, what the quicker of the two gives.
+    """Makes the `first` attempt, and the `second` beside it if that has not returned within `delay_s` seconds.
 
-    An attempt that fails leaves the answer to the other while that is running; when both fail, the error of one is
-    raised. What is not returned is cancelled or closed.
+    Returns what the quicker one returns. When one fails while the other is running, the other decides; when both fail,
+    raises the error of one. The attempt that is not returned is cancelled or closed.
     """
     running: set[asyncio.Future[T]] = {asyncio.ensure_future(first())}
     errors: list[BaseException] = []

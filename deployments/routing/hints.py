@@ -1,4 +1,4 @@
-"""What routing wants to know of a client's request beyond the engine's requests made from it."""
+"""What routing needs of a client's HTTP request beside the engine's requests that are made from it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _SESSION_HEADER = b"x-session-id"
-_MAX_SESSION = 256
+_MAX_SESSION = 256  # characters; it is hashed for every request
 
-# What only our own engine does as asked; a target needs to have these abilities. See router.config.OWN_ABILITIES.
+# Request fields that only our own engine honours, and the ability that a destination needs for each.
 _FIELDS = {
     "logprobs": "logprobs",
     "top_logprobs": "logprobs",
@@ -24,8 +24,10 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class RoutingHints:
-    """`path` and `fields` are what an upstream would be sent: the path behind /v1, and the body as the client sent it.
-    `session`: requests of the same one belong together."""
+    """`path` and `fields` are sent to upstreams: the path behind /v1, and the body as the client sent it.
+
+    Requests of the same `session` belong together.
+    """
 
     path: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -34,7 +36,7 @@ class RoutingHints:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Abilities a target must have: plain text in and out needs none."""
+        """Abilities that a destination must have. Plain text in and out needs none."""
         needs = {ability for name, ability in _FIELDS.items() if self.fields.get(name) not in (None, False, [], {})}
         if self.fields.get("response_format") == {"type": "text"}:
             needs.discard("json")
@@ -44,7 +46,7 @@ class RoutingHints:
 
 
 def session_of(headers: list[tuple[bytes, bytes]], fields: Mapping[str, Any]) -> str | None:
-    """The header X-Session-Id, or what the body says of whose request it is."""
+    """The session: the header X-Session-Id, or the body's `prompt_cache_key` or `user`. None without any of them."""
     for name, raw in headers:
         if name == _SESSION_HEADER and 0 < len(raw) <= _MAX_SESSION:
             return raw.decode("latin-1")

@@ -1,4 +1,4 @@
-"""Copies of requests that go to a pool on trial. Nobody waits for their answers."""
+"""Sends copies of requests to a pool on trial. Nobody waits for their answers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _LESS_IMPORTANT = 1_000_000  # added to the priority: a copy never delays a clie
 
 
 class Mirror:
-    """The copies that are under way."""
+    """Sends copies, and keeps those that are under way."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def send(self, destination: Destination, request: RoutedRequest) -> None:
-        """Returns at once. No copy is made for a destination that is down, or while too many are under way."""
+        """Sends a copy, without waiting. Does nothing when the destination is down or too many copies are under way."""
         if len(self._tasks) >= _MAX_COPIES or not destination.up:
             return
         task = asyncio.create_task(_run(destination, request))

@@ -1,4 +1,4 @@
-"""Which targets may serve a request, and in which order they are asked. A pure function, some microseconds long."""
+"""Decides which destinations may serve a request, and in which order they are asked. Takes some microseconds."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from deployments.config.routing_table import Limits, RoutingTable, Share, Target
 
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
-    """One HTTP request as the router sees it. `id` or, where there is one, `session` decides its share of a split:
-    equal ones go the same way. `num_tokens`: the longest prompt with its answer. `needs`: abilities a target must
-    have. `zone` and `region` are the asker's own."""
+    """One HTTP request as the plan sees it.
+
+    `session`, or `id` without one, decides which share of a split it belongs to: equal ones go the same way.
+    `num_tokens`: the longest prompt with its answer. `needs`: abilities that a destination must have. `zone` and
+    `region` are the gateway's own.
+    """
 
     model: str
     id: str = ""
@@ -27,7 +30,7 @@ class RouteRequest:
 
 
 class Unfit(StrEnum):
-    """Why a route has nobody for a request."""
+    """Why no destination of a route may serve a request."""
 
     TIER = "tier"
     ABILITY = "ability"
@@ -36,8 +39,10 @@ class Unfit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RoutePlan:
-    """Targets to ask in order until one gives a first token, and those that get a copy. Without candidates, `unfit`
-    says why. `queue_share`: see TierRule."""
+    """`candidates` are asked in order until one gives a first token, and `shadows` get a copy of the request.
+
+    Without candidates, `unfit` says why. For `queue_share` see TierRule.
+    """
 
     candidates: tuple[str, ...]
     shadows: tuple[str, ...] = ()
@@ -51,11 +56,11 @@ _NO_LIMIT = math.inf
 
 
 def plan(request: RouteRequest, table: RoutingTable) -> RoutePlan | None:
-    """None: nobody serves the model.
+    """The plan for a request. None: no route has the model.
 
-    Of the route's shares those come first whose context is just long enough, so that long contexts stay free for long
-    prompts; then those in the asker's zone, then its region; then by weight. The others are where it spills over to,
-    before the fallbacks.
+    All shares of the route are candidates, before its fallbacks. Shares whose context is just long enough come first,
+    so that long contexts stay free for long prompts; then shares in the gateway's zone, then in its region; then the
+    weights decide.
     """
     route = table.routes.get(request.model)
     if route is None:
@@ -91,8 +96,11 @@ def plan(request: RouteRequest, table: RoutingTable) -> RoutePlan | None:
 
 
 def _rank(share: Share, target: Target, request: RouteRequest, key: str) -> tuple[float, int, float]:
-    """Smaller is asked earlier. The last part is weighted rendezvous hashing (Schindelhauer and Schomaker, 2005): each
-    share comes first as often as its weight says, and a change of weights moves no more requests than it must."""
+    """The sort key of a share: the smallest is asked first.
+
+    The last part is weighted rendezvous hashing (Schindelhauer and Schomaker, 2005): each share comes first as often as
+    its weight says, and a change of weights moves no more requests than it must.
+    """
     context = _NO_LIMIT if target.max_tokens is None else target.max_tokens
     distance = 2
     if target.zone and target.zone == request.zone:
@@ -103,6 +111,6 @@ def _rank(share: Share, target: Target, request: RouteRequest, key: str) -> tupl
 
 
 def _unit(what: str, key: str) -> float:
-    """In (0, 1), the same for the same two strings."""
+    """A number in (0, 1), the same for the same two strings."""
     digest = blake2b(f"{what}\n{key}".encode("utf-8", "surrogatepass"), digest_size=7).digest()
     return (int.from_bytes(digest, "big") + 0.5) / 2**56

@@ -1,4 +1,4 @@
-"""One pool of replicas as one gateway sees it: which there are, which would take a request, and which one gets it."""
+"""One pool as one gateway sees it: which replicas there are, which would take a request, and which one gets it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from deployments.routing.errors import ReplicaSilentError
 from deployments.routing.policies.base import Policy, ReplicaView, RouteHint
 from deployments.routing.prefixes import PrefixIndex
 
-_POLL_S = 0.5
-_PATIENCE_S = 10.0  # a busy replica may take this long to describe itself
+_POLL_S = 0.5  # seconds between two questions to Serve about which replicas there are
+_PATIENCE_S = 10.0  # seconds that a busy replica may take to answer
 _TTFT_WEIGHT = 0.2  # of the newest request in a replica's moving average: some five requests count
 _ANSWER_WEIGHT = 0.05  # of the newest answer in the pool's average length: some twenty count
 _ANSWER_TOKENS = 128.0  # until the pool has given an answer
-_MAX_BLOCKS = 1 << 17  # of one replica's prefixes that are remembered
+_MAX_BLOCKS = 1 << 17  # blocks of one replica's prefix cache that are remembered here
 
 
 @dataclass(slots=True)
@@ -39,14 +39,16 @@ class _Member:
     rate: ServiceRate = field(default_factory=ServiceRate)
     last_chosen: int = 0
     ttft_s: float | None = None
-    met: bool = False  # it has been connected
+    met: bool = False  # whether it has ever been connected
 
 
 class Pool:
-    """Serve says which replicas there are, by being asked again and again; a connection to each says at once when one
-    is lost. `on_info` is told what the replicas say of themselves whenever that changes, and `on_usable` how many would
-    take a request now. `cold`: brings the pool up where it may be without any replica. `prefixes`: which of them are
-    believed to hold what."""
+    """Asks Serve regularly which replicas there are, and keeps a connection to each, which shows a loss at once.
+
+    `on_info` is called with what replicas tell of themselves whenever that changes, and `on_usable` with the number of
+    replicas that would take a request now. `cold` starts a replica of a pool that may have none. `block_tokens`: size
+    of a block of the prefix cache.
+    """
 
     def __init__(
         self,
@@ -86,35 +88,38 @@ class Pool:
 
     @property
     def acquainted(self) -> bool:
-        """Whether it is connected to all the replicas that Serve has named, having asked."""
+        """Whether Serve has been asked, and all the replicas that it named are connected."""
         return self._asked and all(member.channel.connected for member in self._members.values())
 
     @property
     def drained(self) -> bool:
-        """Whether an operator has taken all its replicas out of rotation."""
+        """Whether there are replicas, and an operator has drained all of them."""
         return bool(self._members) and all(m.channel.duty is Duty.DRAINED for m in self._members.values())
 
     @property
     def may_recover(self) -> bool:
-        """While it is down: whether Serve is about to replace what has failed."""
+        """While it is down: whether Serve is about to replace replicas that have failed."""
         return not self._taken and not self.drained
 
     @property
     def successor_expected(self) -> bool:
-        """While it is down: whether a replica has said that it leaves since Serve was asked who there is, or one that
-        Serve has named is not connected yet. Serve starts a successor first where there is room for it."""
+        """While it is down: whether a new replica may be running that is not connected yet.
+
+        It may when a replica has said that it leaves since Serve was last asked, as Serve starts a successor first
+        where there is room for it; and when one that Serve has named is not connected yet.
+        """
         if self._cold is not None:
             return False
         return self._departures > self._departures_heard or not all(member.met for member in self._members.values())
 
     @property
     def cold_start(self) -> ColdStart | None:
-        """What would bring it up, while it is down and may be so on purpose."""
+        """What starts a first replica, while the pool is down and may have been scaled to zero. None otherwise."""
         return None if self.up or self.drained or not self._asked else self._cold
 
     @property
     def vacancy(self) -> Vacancy:
-        """Why it is down, when it is."""
+        """Why the pool is down. Only meaningful while it is."""
         if self._cold is None:
             return Vacancy.DOWN
         if self._cold.starting:
@@ -123,17 +128,17 @@ class Pool:
 
     @property
     def wants_prefixes(self) -> bool:
-        """Whether choose() would look at what of a prompt is cached where."""
+        """Whether choose() would look at RouteHint.cached_tokens: the policy does, and there is a choice."""
         usable = (member for member in self._members.values() if member.channel.usable)
         return self._policy.wants_prefixes and len(list(islice(usable, 2))) == 2
 
     @property
     def info(self) -> ReplicaInfo | None:
-        """What the replicas last said of themselves; None before they have."""
+        """What a replica last told of itself. None before the first one has."""
         return self._info
 
     def close(self) -> None:
-        """Closes the connections to all replicas, on which no stream is open any more, and ends a start under way."""
+        """Closes all connections, on which no stream may be open, and gives up a start that is under way."""
         self._was_up = False  # nobody is to be warned
         for member in self._members.values():
             member.channel.close()
@@ -141,7 +146,7 @@ class Pool:
             self._cold.close()
 
     async def watch(self) -> None:
-        """Until cancelled: asks Serve which replicas there are, and connects to them."""
+        """Asks Serve which replicas there are, and connects to them, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             departures = self._departures
@@ -157,7 +162,7 @@ class Pool:
                 await self._cold.answered(_POLL_S)
 
     def choose(self, request: RouteHint, without: Collection[str]) -> ChannelClient | None:
-        """A replica whose id is not in `without`; None: there is none that would take the request."""
+        """The replica that gets a request, not one whose id is in `without`. None: no replica would take it."""
         fit = [member for name, member in self._members.items() if member.channel.usable and name not in without]
         if not fit:
             return None
@@ -167,17 +172,17 @@ class Pool:
         return chosen.channel
 
     def note_first_token(self, replica_id: str, ttft_s: float) -> None:
-        """A request has had its first token there after so long."""
+        """Notes that a request has had its first token from this replica after `ttft_s` seconds."""
         if (member := self._members.get(replica_id)) is not None:
             old = member.ttft_s
             member.ttft_s = ttft_s if old is None else (1 - _TTFT_WEIGHT) * old + _TTFT_WEIGHT * ttft_s
 
     def backlog_s(self) -> float:
-        """Until a request that comes now would be begun, in seconds, see backlog.backlog_s()."""
+        """How many seconds a request that comes now would wait, see backlog.backlog_s()."""
         return backlog_s(self._backlogs(), self._answer_tokens)
 
     def _backlogs(self) -> Iterator[ReplicaBacklog]:
-        """The queue of each replica that would take a request, each when it is asked for."""
+        """Yields the queue of each replica that would take a request."""
         for member in self._members.values():
             channel, load = member.channel, member.channel.load
             if channel.usable:
@@ -188,15 +193,18 @@ class Pool:
                 )
 
     async def states(self) -> list[ReplicaState]:
-        """Of all replicas that answer, by id. Raises ApiError 503 when one does not in time."""
+        """The states of all replicas, sorted by id. Raises ReplicaSilentError when one does not answer in time."""
         return await self._call("state")
 
     async def drain(self, replica_id: str | None, within_s: float | None) -> list[ReplicaState]:
-        """Takes one replica, or all there are, out of rotation, for all gateways; see ChannelServer.take_out(). The
-        states after that, of the others too."""
+        """Drains one replica, or all (None), for all gateways; see ChannelServer.take_out().
+
+        Returns the states of all replicas after that. Raises ReplicaSilentError.
+        """
         return await self._call("drain", replica_id, within_s)
 
     async def undrain(self, replica_id: str | None) -> list[ReplicaState]:
+        """Undoes drain(), and returns and raises the same."""
         return await self._call("undrain", replica_id)
 
     async def _call(self, method: str, *args: Any) -> list[ReplicaState]:

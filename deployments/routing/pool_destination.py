@@ -1,4 +1,4 @@
-"""A pool of replicas as a destination: one request's tries at it, and when it is full."""
+"""A pool as a destination: begins a request at one of its replicas, and refuses requests when the queue is full."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from deployments.routing.prefixes import chain
 from engine.errors import EngineDeadError, QueueFullError
 from engine.types import GenerateRequest
 
-MAX_TRIES = 3  # replicas that may lose a request before its first token, or have no room for it
+MAX_TRIES = 3  # replicas that are asked before another destination is, when they are lost or full
 _BLOCKS_AT_ONCE = 256  # of a prompt that are hashed without a pause: a quarter of a millisecond
 
 
 class PoolDestination:
-    """See destinations.Destination. `max_queue_s`: how much work may wait, in seconds; None: all that the engines'
-    queues take. `clock` gives seconds.
+    """See destinations.Destination.
+
+    `max_queue_s`: how many seconds of work may wait; None: as much as the engines' queues hold. `clock` gives seconds.
     """
 
     def __init__(self, pool: Pool, max_queue_s: float | None, clock: Callable[[], float]) -> None:
@@ -61,12 +62,14 @@ class PoolDestination:
         return self._pool.cold_start
 
     def suspects(self, error: Exception) -> bool:
-        """A replica that is lost is seen by its connection, so only slowness counts."""
+        """Only a timeout counts: that a replica is lost is known from its connection."""
         return failure_of(error) is Failure.TIMEOUT
 
     async def begin(self, request: RoutedRequest) -> ReplicaStream:
-        """See Destination. Raises OverloadedError when too much waits already, QueueFullError or ModelUnavailableError
-        when no replica takes it, and StreamLostError when the one that did is lost.
+        """See Destination.
+
+        Raises OverloadedError when too much work waits already, QueueFullError or ModelUnavailableError when no replica
+        takes the request, and StreamLostError or EngineDeadError when those that took it were lost.
         """
         self._check_queue(request.queue_share)
         async with asyncio.timeout(request.first_token_s):
@@ -108,8 +111,10 @@ class PoolDestination:
             raise OverloadedError(wait_s)
 
     async def prefix_keys(self, requests: Sequence[GenerateRequest]) -> list[bytes]:
-        """Of the blocks of the longest prompt: of several the others are most often its variants. Empty where nobody
-        looks at them. Others get their turn meanwhile: a long prompt takes a millisecond.
+        """The keys of the longest prompt's blocks. Empty when the policy does not look at them.
+
+        Several prompts of one HTTP request are most often variants of one another. Hashing a long prompt takes a
+        millisecond, so other tasks get a turn in between.
         """
         info = self._pool.info
         if info is None or not info.prefix_root or not self._pool.wants_prefixes:

@@ -1,4 +1,4 @@
-"""Which replicas are believed to hold which prefixes, by the digests their own caches use."""
+"""Remembers which replicas are believed to hold which prefixes, by the digests that their own caches use."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ Chain = Sequence[bytes]
 def chain(
     root_fields: Mapping[str, str], salt: str, token_ids: Sequence[int], block_tokens: int = BLOCK
 ) -> Iterator[bytes]:
-    """The keys of a prompt's full blocks, as a replica with these root fields knows them, each when it is asked for.
-    The last token is left out: it is always computed."""
+    """Yields the keys of a prompt's full blocks, as a replica with these root fields has them.
+
+    The last token is left out, since the engine always computes it.
+    """
     root = root_digest({**root_fields, "salt": salt})
     blocks = max(0, min((len(token_ids) - 1) // block_tokens, _MAX_BLOCKS))
     for digest in block_digests(root, token_ids[: blocks * block_tokens], block_tokens):
@@ -42,11 +44,11 @@ class PrefixIndex:
         self._holders: dict[bytes, int] = {}
 
     def __len__(self) -> int:
-        """Keys known of, whoever holds them."""
+        """The number of different keys that replicas hold."""
         return len(self._holders)
 
     def cached_tokens(self, keys: Chain) -> dict[str, int]:
-        """For each replica that holds the first block: the tokens from the beginning on that it holds."""
+        """For each replica that holds the first block: how many tokens from the beginning on it holds."""
         if not keys or not (alive := self._holders.get(keys[0], 0)):
             return {}
         depths: list[tuple[int, int]] = []  # (bits that end here, blocks)
@@ -70,7 +72,10 @@ class PrefixIndex:
         return cached
 
     def add(self, replica_id: str, keys: Iterable[bytes]) -> None:
-        """The replica holds these, or will in a moment. Keys of a chain in order: its end is forgotten first."""
+        """Notes that the replica holds these blocks, or soon will.
+
+        `keys` of one prompt must be in order, so that its last blocks are forgotten first.
+        """
         held = self._held.get(replica_id)
         if held is None:
             held = self._held[replica_id] = OrderedDict()
@@ -87,7 +92,7 @@ class PrefixIndex:
             self._clear(held.popitem(last=False)[0], bit)
 
     def remove(self, replica_id: str, keys: Iterable[bytes]) -> None:
-        """The replica no longer holds these."""
+        """Notes that the replica no longer holds these blocks."""
         held = self._held.get(replica_id)
         if held is None:
             return
@@ -97,7 +102,7 @@ class PrefixIndex:
                 self._clear(key, self._bits[replica_id])
 
     def forget(self, replica_id: str) -> None:
-        """The replica is gone, or has lost its cache."""
+        """Forgets a replica that is gone or has lost its cache."""
         self.remove(replica_id, list(self._held.get(replica_id, ())))
         self._held.pop(replica_id, None)
         self._names.pop(self._bits.pop(replica_id, 0), None)

@@ -1,4 +1,4 @@
-"""How many retries a gateway may add to what clients send: a storm of failures must not become a storm of requests.
+"""Bounds how many retries a gateway adds to what clients send, so that many failures do not multiply the load.
 
 Pure: the clock is an argument.
 """
@@ -6,13 +6,15 @@ Pure: the clock is an argument.
 from __future__ import annotations
 
 _RATIO = 0.2  # retries per request, in the long run
-_PER_S = 2.0  # and so many more, for a gateway with little to do
-_MOST = 50.0  # saved up
+_PER_S = 2.0  # retries per second beside that, for a gateway with few requests
+_MOST = 50.0  # retries that can be saved up
 
 
 class RetryBudget:
-    """Each request pays in; each attempt elsewhere after a failure, and each hedge, takes out. What a replica's loss
-    makes to be asked again is not meant: that is bounded by what ran there."""
+    """Each request adds `ratio` of a retry and each second `per_s`, up to `most`; each retry and each hedge takes one.
+
+    Going on with the answers of a lost replica takes none: that is bounded by what ran there.
+    """
 
     def __init__(self, ratio: float = _RATIO, per_s: float = _PER_S, most: float = _MOST) -> None:
         self._ratio = ratio
@@ -22,7 +24,7 @@ class RetryBudget:
         self._seen_s: float | None = None
 
     def request(self, now_s: float) -> None:
-        """A request has come."""
+        """Counts a request of a client."""
         self._accrue(now_s)
         self._saved = min(self._most, self._saved + self._ratio)
 

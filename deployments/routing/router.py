@@ -1,4 +1,4 @@
-"""ModelRouter: keeps the routing table. It sees no request of its gateways: they plan by copies of the table."""
+"""ModelRouter keeps the routing table. It sees no requests: gateways plan with copies of the table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ModelRouter:
         tiers: Mapping[str, int],
         standalone: tuple[str, ...] = (),
     ) -> None:
-        """See router.config.compiled."""
+        """For the arguments see config.routing.compiled()."""
         keep_on_loopback()
         self._pools = pools
         self._upstreams = upstreams
@@ -29,11 +29,11 @@ class ModelRouter:
         self._table = self._compiled(RoutingConfig())
 
     def reconfigure(self, user_config: Mapping[str, Any]) -> None:
-        """Raises ValueError, which Serve reports, and then changes nothing."""
+        """Compiles the table anew. Raises ValueError, which Serve reports, and keeps the old table then."""
         self._table = self._compiled(RoutingConfig.model_validate(user_config))
 
     async def table(self, known: str) -> RoutingTable | None:
-        """None: its revision is still `known`."""
+        """The routing table. None: its revision is still `known`."""
         return None if known == self._table.revision else self._table
 
     def _compiled(self, config: RoutingConfig) -> RoutingTable:

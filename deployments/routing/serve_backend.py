@@ -1,4 +1,4 @@
-"""The gateway's backend on Ray Serve: plans by its copy of the routing table, and lets the dispatcher do the rest."""
+"""The gateway's backend on Ray Serve: plans with its copy of the routing table, and lets the dispatcher do the rest."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from deployments.upstream.client import Upstream
 from engine.errors import ContextLengthError
 from engine.types import GenerateRequest, TokenDelta
 
-_METRICS_TIMEOUT_S = 2.0
-_LOOK_S = 0.02
+_METRICS_TIMEOUT_S = 2.0  # seconds that one process may take to answer a scrape
+_LOOK_S = 0.02  # seconds between two looks at whether all replicas are connected
 
 
 @dataclass(frozen=True, slots=True)
 class GraphHandles:
-    """The deployments that a gateway calls. `pools` by name; of `gateways` it is one itself."""
+    """The deployments that a gateway calls: `pools` by name, and `gateways`, to which it belongs itself."""
 
     router: DeploymentHandle[Any]
     pools: Mapping[str, DeploymentHandle[Any]]
@@ -47,14 +47,14 @@ class GraphHandles:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where a gateway runs. Empty: not known."""
+    """Where a gateway runs. Empty strings: not known."""
 
     zone: str = ""
     region: str = ""
 
 
 class ServeBackend:
-    """See api.backend.Backend. One per gateway replica; lives on its event loop, from its making to close()."""
+    """See api.backend.Backend. A gateway replica makes one, on its event loop."""
 
     def __init__(
         self,
@@ -65,9 +65,11 @@ class ServeBackend:
         location: Location | None = None,
         on_usable: Callable[[str, int], None] = lambda pool, replicas: None,
     ) -> None:
-        """`models`: each pool's, under the pool's name, and each upstream's that can stand alone. `on_usable` is called
-        with a pool and how many of its replicas would take a request from here. Raises ValueError when an upstream's
-        key is not to be had.
+        """Connects to the router and the pools in the background.
+
+        `models`: by name, the model of each pool and of each upstream that can stand alone. `on_usable` is called with
+        the name of a pool and the number of its replicas that would take a request from this gateway. Raises
+        ValueError when the key of an upstream cannot be read.
         """
         self._gateways = handles.gateways
         self._by_pool = dict(models)
@@ -99,25 +101,32 @@ class ServeBackend:
             await upstream.close()
 
     def models(self) -> Mapping[str, ServedModel]:
+        """See Backend."""
         return self._models
 
     async def acquaint(self, within_s: float) -> None:
-        """Returns when the table has come and all replicas that run are connected, or after `within_s`. A gateway that
-        joins others must not refuse what they would take."""
+        """Returns when the table has come and all replicas that run are connected, or after `within_s` seconds.
+
+        A gateway that joins others must not refuse requests that they would take.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while self._known is None or not all(pool.acquainted for pool in self._pools.values()):
                     await asyncio.sleep(_LOOK_S)
 
     async def ready(self) -> bool:
-        """A pool that an operator has taken out of rotation is not waited for while another serves, and one at rest
-        only when its replicas have failed to start."""
+        """See Backend.
+
+        A drained pool does not matter while another one serves. A pool without replicas counts as ready, unless
+        replicas have failed to start.
+        """
         fit = [pool.up or ((cold := pool.cold_start) is not None and not cold.failing) for pool in self._pools.values()]
         drained = [pool.drained for pool in self._pools.values()]
         up = not fit or (any(fit) and all(f or d for f, d in zip(fit, drained, strict=True)))
         return self._known is not None and up
 
     async def awaken(self, model_id: str) -> None:
+        """See Backend."""
         route = self._known.routes.get(model_id) if self._known is not None else None
         names = () if route is None else (*(share.target for share in route.shares), *route.fallbacks)
         pools = [self._pools[name] for name in names if name in self._pools]
@@ -127,11 +136,13 @@ class ServeBackend:
         await cold.wait()
 
     def vacancy(self, pool: str) -> Vacancy:
+        """See Backend."""
         return self._pools[pool].vacancy
 
     def generate(
         self, model_id: str, requests: tuple[GenerateRequest, ...], streamed: bool, hints: RoutingHints
     ) -> AsyncGenerator[list[TokenDelta], None]:
+        """See Backend."""
         if self._known is None:
             raise ModelUnavailableError(RETRY_AFTER_S)
         first = requests[0]
@@ -156,18 +167,24 @@ class ServeBackend:
         return self._dispatcher.generate(RoutedRequest(requests, streamed, hints), route)
 
     async def pools(self) -> Mapping[str, Sequence[ReplicaState]]:
+        """See Backend."""
         states = await asyncio.gather(*(pool.states() for pool in self._pools.values()))
         return dict(zip(self._pools, states, strict=True))
 
     async def drain(self, pool: str, replica_id: str | None, within_s: float | None) -> Sequence[ReplicaState]:
+        """See Backend."""
         return await self._pools[pool].drain(replica_id, within_s)
 
     async def undrain(self, pool: str, replica_id: str | None) -> Sequence[ReplicaState]:
+        """See Backend."""
         return await self._pools[pool].undrain(replica_id)
 
     async def metrics(self) -> bytes | None:
-        """Every process of the graph asked now. One that fails is left out, and a pool of which one does not answer in
-        time: Serve then gives no answer of any."""
+        """See Backend. Asks all processes of the application now.
+
+        A process that fails is left out. When one replica does not answer in time, so is its pool, since Serve then
+        returns no answer of any.
+        """
         calls = [pool.handle.broadcast("metric_families") for pool in self._pools.values()]
         calls.append(self._gateways.broadcast("metric_families"))
         answers = await asyncio.gather(
@@ -204,7 +221,7 @@ class ServeBackend:
         self._models = {model: self._served(route, self._known) for model, route in self._known.routes.items()}
 
     def _served(self, route: Route, table: RoutingTable) -> ServedModel:
-        """A route as clients see it: the text side of its first pool, the context of its longest."""
+        """A route as clients see it: text and defaults of its first pool, and the longest context of all."""
         targets = [table.targets[name] for name in (*(share.target for share in route.shares), *route.fallbacks)]
         longest = max((t.longest or 0 for t in targets if t.room is not None), default=0)
         return replace(self._by_pool[route.shares[0].target], id=route.model, max_model_len=longest)

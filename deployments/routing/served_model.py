@@ -10,8 +10,11 @@ from engine.text import TextModel
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One model under the name that clients use. `max_model_len` 0: not known yet, no request can be taken.
-    `fingerprint` names weights and settings in `system_fingerprint`."""
+    """One model under the name that clients use.
+
+    `created`: Unix time in seconds. `max_model_len` in tokens; 0: not known yet, no request can be taken. `fingerprint`
+    names weights and settings in `system_fingerprint`.
+    """
 
     id: str
     created: int

@@ -1,4 +1,4 @@
-"""A gateway's copy of the routing table."""
+"""Keeps a gateway's copy of the routing table up to date."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from deployments.config.routing_table import RoutingTable
 from deployments.observe.log import log
 from deployments.ray_serve.handles import CALL_ERRORS
 
-_POLL_S = 0.5
-_PATIENCE_S = 2.0
+_POLL_S = 0.5  # seconds between two questions: how late a change of the table may take effect
+_PATIENCE_S = 2.0  # seconds that the router may take to answer
 
 
 async def follow(router: DeploymentHandle[Any], on_table: Callable[[RoutingTable], None]) -> None:
-    """Until cancelled: asks ModelRouter for its table whenever that has changed. While it does not answer, the table
-    that was given last holds."""
+    """Asks ModelRouter for its table until cancelled, and calls `on_table` with each new one.
+
+    While the router does not answer, the gateway keeps the table that it has.
+    """
     known, lost = "", False
     while True:
         call: Any = router.table.remote(known)

@@ -1,4 +1,6 @@
-"""Which replica of a pool gets a request: one pure policy per file, and a line in config.application.ROUTING_POLICIES.
+"""Policies, which choose the replica of a pool that gets a request.
+
+Each is one file and a line in config.application.ROUTING_POLICIES.
 
 A policy is made once per pool and gateway. It sees what its own gateway knows, decides in microseconds, and never
 raises.

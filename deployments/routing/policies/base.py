@@ -1,4 +1,4 @@
-"""What a policy is told and what it answers."""
+"""The interface of a policy, and what it knows of replicas and requests."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from deployments.channel.replica_info import Load
 
 
 class ReplicaView(NamedTuple):
-    """One replica as one gateway sees it. `load` is the replica's own word, of all gateways' requests, some tens of
-    milliseconds old; the rest is what this gateway did, and is exact: requests open there, prompt tokens of those
-    without a first token yet as far as they are not believed to be cached there, when it was last chosen (a count of
-    choices; 0 never), and a moving average of the time to the first token (None: no request has had one).
+    """One replica as one gateway sees it.
 
-    A tuple, since one of each replica is made for each choice: a frozen dataclass takes three times as long."""
+    `load` is what the replica reports of all gateways' requests, some tens of milliseconds old. The rest is what this
+    gateway did there, and is exact. `num_requests`: requests that are open. `queued_tokens`: prompt tokens of those
+    without a first token, less those believed to be cached there. `last_chosen`: the number of the pool's choice that
+    last fell on this replica; 0: none yet. `ttft_s`: a moving average of the TTFT; None: no request has had a token.
+
+    It is a tuple, since a view of each replica is made for each choice: a frozen dataclass takes three times as long.
+    """
 
     id: str
     load: Load
@@ -28,9 +31,11 @@ class ReplicaView(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RouteHint:
-    """What is known of the request that looks for a replica. `session`: requests with the same one belong together.
-    `cached_tokens`: how much of the prompt is believed to be in a replica's prefix cache, by replica id; else 0. Empty
-    for a policy that does not want it."""
+    """What a policy knows of the request.
+
+    Requests of the same `session` belong together. `cached_tokens`: by replica id, how many prompt tokens are believed
+    to be in its prefix cache; a missing id means 0. Empty for a policy without `wants_prefixes`.
+    """
 
     prompt_tokens: int
     session: str | None = None
@@ -38,11 +43,13 @@ class RouteHint:
 
 
 class Policy(Protocol):
-    """`wants_prefixes`: it looks at RouteHint.cached_tokens, which is not cheap to find out."""
+    """Chooses a replica. `wants_prefixes`: whether it looks at RouteHint.cached_tokens, which take time to look up."""
 
     wants_prefixes: ClassVar[bool]
 
     def choose(self, candidates: Sequence[ReplicaView], request: RouteHint, rng: random.Random) -> int:
-        """An index into `candidates`, which are never empty and all fit to take the request. Pure: draws from `rng`
-        alone."""
+        """An index into `candidates`, which are never empty and could all take the request.
+
+        Pure: every random number is drawn from `rng`.
+        """
         ...

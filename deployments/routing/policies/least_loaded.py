@@ -1,4 +1,4 @@
-"""The one with the least work waiting."""
+"""Chooses the replica with the least work."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from deployments.routing.policies.work import lowest, work
 
 
 class LeastLoaded:
-    """Knows nothing of the request: the choice for requests that have nothing in common with one another."""
+    """For requests that have nothing in common with one another."""
 
     wants_prefixes = False
 
     def choose(self, candidates: Sequence[ReplicaView], request: RouteHint, rng: random.Random) -> int:
+        """See Policy."""
         return lowest([work(view) for view in candidates], rng)

@@ -1,4 +1,4 @@
-"""The better of two drawn at random."""
+"""Draws two replicas at random and chooses the one with less work."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ class PowerOfTwo:
     wants_prefixes = False
 
     def choose(self, candidates: Sequence[ReplicaView], request: RouteHint, rng: random.Random) -> int:
+        """See Policy."""
         if len(candidates) == 1:
             return 0
         a, b = rng.sample(range(len(candidates)), 2)

@@ -1,4 +1,4 @@
-"""Each in its turn, whatever it has to do."""
+"""Chooses the replicas in turn, whatever they have to do."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from deployments.routing.policies.base import ReplicaView, RouteHint
 
 
 class RoundRobin:
-    """The one that was chosen longest ago: a turn that survives replicas coming and going."""
+    """Chooses the one that was chosen longest ago, so that the order survives replicas that come and go."""
 
     wants_prefixes = False
 
     def choose(self, candidates: Sequence[ReplicaView], request: RouteHint, rng: random.Random) -> int:
+        """See Policy."""
         return min(range(len(candidates)), key=lambda i: candidates[i].last_chosen)

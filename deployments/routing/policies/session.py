@@ -1,4 +1,4 @@
-"""All requests of a session to the same replica, as long as that is fair."""
+"""Sends all requests of a session to the same replica, unless that one is overloaded."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from deployments.routing.policies.base import ReplicaView, RouteHint
 from deployments.routing.policies.work import lowest, requests, work
 
 _MASK, _ODD = 2**64 - 1, 0xFF51AFD7ED558CCD
-_BOUND, _SLACK = 1.25, 2.0  # times the mean number of requests, and some: beyond, sessions go to their next replica
+_BOUND, _SLACK = 1.25, 2.0  # a replica with _BOUND * mean + _SLACK requests is full: sessions go to their next one
 
 
 class Session:
-    """Rendezvous hashing with bounded load (Thaler and Ravishankar, 1998; Mirrokni, Thorup and Zadimoghaddam, 2018):
-    when a replica comes or goes only its own share of the sessions moves, and a few busy sessions cannot overload one.
-    Requests without a session go where the least work is."""
+    """Rendezvous hashing with bounded load (Thaler and Ravishankar, 1998; Mirrokni, Thorup and Zadimoghaddam, 2018).
+
+    When a replica comes or goes, only its own share of the sessions moves, and a few busy sessions cannot overload a
+    replica. Requests without a session go to the replica with the least work.
+    """
 
     wants_prefixes = False
 
     def choose(self, candidates: Sequence[ReplicaView], request: RouteHint, rng: random.Random) -> int:
+        """See Policy."""
         if request.session is None:
             return lowest([work(view) for view in candidates], rng)
         open_requests = [requests(view) for view in candidates]
@@ -36,7 +39,7 @@ class Session:
 
 
 def _point(name: str) -> int:
-    """64 bits, the same in every gateway."""
+    """A 64-bit hash, the same in every gateway."""
     return int.from_bytes(blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 

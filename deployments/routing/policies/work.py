@@ -1,4 +1,4 @@
-"""How much a replica has to do, in prompt tokens: the currency in which policies compare replicas."""
+"""How much work a replica has, in prompt tokens, by which policies compare replicas."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ TOKENS_PER_REQUEST = 128  # what a running request weighs beside prompt tokens: 
 
 
 def requests(view: ReplicaView) -> int:
-    """Of the replica's word and this gateway's own count the larger holds: the word is late, and knows of others."""
+    """How many requests a replica has.
+
+    The larger of its report and this gateway's own count: the report is late, but includes other gateways' requests.
+    """
     return max(view.load.waiting + view.load.running, view.num_requests)
 
 
 def work(view: ReplicaView) -> int:
-    """Prompt tokens yet to be computed, and some for each request.
+    """Prompt tokens that are still to be computed, and TOKENS_PER_REQUEST for each request.
 
-    The replica's word counts only if it has others' requests: of its own this gateway knows more, namely what was sent
-    in this moment, and what of the waiting prompts is cached.
+    The replica's report counts only if it has more requests than this gateway sent: of its own requests the gateway
+    knows more, namely those just sent, and how much of their prompts is cached.
     """
     load = view.load
     theirs, own = load.waiting + load.running, view.num_requests
@@ -29,6 +32,6 @@ def work(view: ReplicaView) -> int:
 
 
 def lowest(costs: Sequence[float], rng: random.Random) -> int:
-    """Where the smallest cost is. Ties are drawn, or every gateway would send its next request to the same replica."""
+    """The index of the smallest cost. Ties are drawn, or all gateways would send their next request to one replica."""
     least = min(costs)
     return rng.choice([i for i, cost in enumerate(costs) if cost == least])
