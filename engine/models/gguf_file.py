@@ -11,14 +11,15 @@ import struct
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
-from torch import Tensor
 
 from engine.errors import ModelFileError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _VERSIONS = (2, 3)
 _MAX_DIMS = 4
@@ -63,15 +64,17 @@ class GgufFile:
     version: int
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
-    data: Tensor
+    data: np.ndarray[tuple[int], np.dtype[np.uint8]]
 
     def read(self, name: str) -> Tensor:
         """The tensor's stored bytes, flat uint8, memory-mapped: pages are read when touched."""
+        import torch  # not at the top: who only needs the vocabulary, as gateways do, is spared two seconds
+
         try:
             t = self.tensors[name]
         except KeyError:
             raise ModelFileError(f"{self.path}: no tensor {name!r}") from None
-        return self.data[t.offset : t.offset + t.nbytes]
+        return torch.from_numpy(self.data[t.offset : t.offset + t.nbytes])
 
 
 def read_gguf(path: Path | str) -> GgufFile:
@@ -84,7 +87,7 @@ def read_gguf(path: Path | str) -> GgufFile:
                 raise ModelFileError(f"{path}: not a GGUF file (it starts with {head!r})")
             with mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as buf:
                 version, metadata, tensors = _Parser(path, buf).parse()
-        data = torch.from_numpy(np.memmap(path, np.uint8, mode="c"))
+        data = np.memmap(path, np.uint8, mode="c")
     except OSError as e:
         raise ModelFileError(f"{path}: {e.strerror or e}") from e
     return GgufFile(path, version, metadata, tensors, data)
