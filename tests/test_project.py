@@ -100,6 +100,7 @@ def imports_within(package: str) -> dict[str, set[str]]:
     return graph
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["engine", "deployments"])
 def test_imports_run_one_way(package: str) -> None:
     """Neither the files of a package nor its sub-packages (and loose files) import each other in a circle."""
@@ -119,6 +120,7 @@ LAYERS = (
 )
 
 
+@pytest.mark.slow
 def test_packages_of_deployments_import_in_order() -> None:
     place = {f"deployments.{name}": i for i, name in enumerate(LAYERS)}
     rooms = [
@@ -137,6 +139,7 @@ def test_autoscaling_knows_only_the_engines_nouns(path: Path) -> None:
         assert "ray" not in {name.split(".")[0] for name in imports(path)}
 
 
+@pytest.mark.slow
 def test_load_tests_stand_on_top() -> None:
     """They may import everything; nothing may import them. Nor does the engine know what serves and scales it."""
     order = ("engine", "autoscaling", "deployments", "load_tests")

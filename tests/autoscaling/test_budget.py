@@ -40,6 +40,7 @@ def test_a_pool_that_serve_does_not_ask_about_is_being_woken() -> None:
     assert budget.grant("a", 4, 3.0) == 3
 
 
+@pytest.mark.slow
 def test_what_is_gone_takes_nothing() -> None:
     budget, a, b, again = SharedBudget(), Pool(), Pool(), Pool()
     budget.update(a, PoolWish("a", 4), 0.0)
@@ -95,6 +96,7 @@ def play(seconds: int, begin_s: float, targets: dict[ServePolicy, int]) -> None:
             targets[policy], _ = policy(Context(begin_s + tick / 10, target))
 
 
+@pytest.mark.slow
 def test_the_more_important_pool_gets_its_wish_and_the_other_the_rest(tmp_path: Path) -> None:
     batch, chat = pool("batch", 4, tmp_path, priority=10), pool("chat", 0, tmp_path)
     targets = {batch: 0, chat: 0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import pytest
 from matplotlib.figure import Figure
 
 from autoscaling.base import Decision
@@ -38,6 +39,7 @@ def figure() -> Figure:
     return drawn
 
 
+@pytest.mark.slow
 def test_the_same_figure_is_the_same_svg() -> None:
     assert as_svg(figure()) == as_svg(figure())
     assert as_svg(figure()).startswith("<svg") and as_svg(figure()).rstrip().endswith("</svg>")

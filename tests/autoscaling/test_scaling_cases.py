@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from helpers_autoscaling import Id, Inline, Point
 
 from autoscaling.serve_adapter import ServePolicy
@@ -73,6 +74,7 @@ def test_one_silent_replica_does_not_stop_the_others_from_scaling() -> None:
     assert pool.target > before
 
 
+@pytest.mark.slow
 def test_a_blackout_holds_and_after_a_restart_nothing_goes_down_before_a_window() -> None:
     pool = Pool(4, 4)
     pool.play(60, *[BUSY] * 4)

@@ -39,6 +39,7 @@ def play(rails: Guardrails, wishes: list[float], signals: Any = pool, step_s: fl
     return targets
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.floats(0, 1e6), min_size=1, max_size=60),
     st.integers(0, 5),
@@ -61,6 +62,7 @@ def test_bounds_and_step_limits_hold_whatever_is_wished(
         before = target
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0, 30), min_size=1, max_size=80), st.integers(1, 30))
 def test_the_target_never_falls_below_the_highest_wish_of_the_window(wishes: list[float], window: int) -> None:
     params = GuardrailParams(max_replicas=100, downscale_window_s=window, downscale_cooldown_s=0, max_up_factor=1000)

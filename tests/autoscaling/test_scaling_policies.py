@@ -179,6 +179,7 @@ def test_schedule_floors() -> None:
     assert p.decide(pool(1), monday_8 - 2 * 86400).replicas == 1  # a Saturday
 
 
+@pytest.mark.slow
 def test_predictive_knows_the_last_season() -> None:
     p = policy("predictive", season_s=1200, bucket_s=60, refit_s=60)
     wished = {}

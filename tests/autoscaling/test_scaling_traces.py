@@ -97,6 +97,7 @@ def close(found: ServiceModel, wanted: ServiceModel, rel: float) -> None:
         assert getattr(found, name) == pytest.approx(getattr(wanted, name), rel=rel), name
 
 
+@pytest.mark.slow
 def test_fit_finds_the_model_that_made_a_benchmark(tmp_path: Path) -> None:
     decode = [
         {"batch": b, "context": c, "step_ms": 1e3 * MODEL.step_s(0, 0, b, b * c)}
@@ -218,6 +219,7 @@ def test_profiles(tmp_path: Path) -> None:
         ServiceModel.load(str(tmp_path / "m.json"))
 
 
+@pytest.mark.slow
 def test_slo_beats_the_baseline_at_equal_cost_on_generated_traffic() -> None:
     from autoscaling.comparison import compare
 

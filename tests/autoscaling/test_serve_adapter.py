@@ -225,6 +225,7 @@ def idle_pool(tmp_path: Path) -> ServePolicy:
 IDLE = dict.fromkeys(CALM, 0.0) | {"startup_s": 5.0}
 
 
+@pytest.mark.slow
 def test_an_idle_pool_goes_to_zero_and_no_sooner(tmp_path: Path) -> None:
     said = run(idle_pool(tmp_path), 8, 1, 1, IDLE)
     assert 0 not in said[:30] and 0 in said

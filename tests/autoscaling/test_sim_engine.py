@@ -115,6 +115,7 @@ REQUESTS = st.lists(st.tuples(st.floats(0, 3), st.integers(1, 200), st.integers(
 ACTIONS = st.lists(st.tuples(st.sampled_from(["start", "stop"]), st.floats(0.01, 1.0)), max_size=8)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(REQUESTS, ACTIONS, st.sampled_from(ROUTERS), st.integers(0, 2**64 - 1), st.integers(260, 600), st.integers(1, 3))
 def test_both_models_give_the_same_bits(

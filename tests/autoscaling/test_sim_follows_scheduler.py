@@ -87,12 +87,14 @@ def by_simulator(t: Trace) -> NDArray[np.float64]:
     return cluster.ttft_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [1.0, 3.0])
 def test_first_tokens_come_when_the_engine_gives_them(rate: float) -> None:
     t = trace(rate, seed=0)
     np.testing.assert_allclose(by_simulator(t), by_engine(t), rtol=0.02)
 
 
+@pytest.mark.slow
 def test_under_too_much_load_the_whole_is_right() -> None:
     """Which of the waiting pass others is not the same then: the engine lets short ones by."""
     t = trace(4.5, seed=0)

@@ -197,6 +197,7 @@ def test_new_rows_are_in_the_cache_and_nothing_else_is_touched(name):
         assert torch.equal(cache.nan_to_num(7.0), old.nan_to_num(7.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BACKENDS.names())
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(

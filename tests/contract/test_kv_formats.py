@@ -110,6 +110,7 @@ def test_attends_to_what_the_format_says_and_stores_exactly_that(name, shape, dt
     torch.testing.assert_close(out.double(), dense(s, shape, dtype), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", LARGEST, ids=str)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("name", BACKENDS.names())

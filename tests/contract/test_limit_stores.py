@@ -53,6 +53,7 @@ async def until_used(store: LimitStore, one: Reservation, kind: LimitKind, expec
     assert await used(store, one, kind) == [expected]
 
 
+@pytest.mark.sockets
 @every_store
 async def test_grants_up_to_the_limit_and_again_when_it_said(made: Bench) -> None:
     store, limit = made.gateway(), make_limit(REQUESTS, 3)
@@ -71,6 +72,8 @@ async def test_grants_up_to_the_limit_and_again_when_it_said(made: Bench) -> Non
     assert isinstance(await store.reserve(make_reservation(limit)), Refusal)
 
 
+@pytest.mark.sockets
+@pytest.mark.slow
 @every_store
 async def test_reset_is_when_all_is_free(made: Bench) -> None:
     store, limit = made.gateway(), make_limit(TOKENS, 100)
@@ -83,6 +86,7 @@ async def test_reset_is_when_all_is_free(made: Bench) -> None:
     assert (state.used, state.reset_s) == (0, 0.0)
 
 
+@pytest.mark.sockets
 @every_store
 async def test_settling_gives_back_what_was_not_used(made: Bench) -> None:
     store, limit = made.gateway(), make_limit(TOKENS, 100)
@@ -97,6 +101,7 @@ async def test_settling_gives_back_what_was_not_used(made: Bench) -> None:
     await until_used(store, second, TOKENS, 20)
 
 
+@pytest.mark.sockets
 @every_store
 async def test_what_is_settled_after_its_minute_gives_nothing_back(made: Bench) -> None:
     store, limit = made.gateway(), make_limit(TOKENS, 100)
@@ -109,6 +114,7 @@ async def test_what_is_settled_after_its_minute_gives_nothing_back(made: Bench) 
     assert await used(store, quick, TOKENS) == [70]
 
 
+@pytest.mark.sockets
 @every_store
 async def test_places_are_free_at_the_end(made: Bench) -> None:
     store, limit = made.gateway(), make_limit(CONCURRENT, 2)
@@ -122,6 +128,7 @@ async def test_places_are_free_at_the_end(made: Bench) -> None:
     await until_used(store, running[0], CONCURRENT, 0)
 
 
+@pytest.mark.sockets
 @every_store
 async def test_all_or_nothing_over_levels(made: Bench) -> None:
     store = made.gateway()
@@ -134,6 +141,7 @@ async def test_all_or_nothing_over_levels(made: Bench) -> None:
     assert [state.used for state in states] == [1, 80, 1, 80]
 
 
+@pytest.mark.sockets
 @every_store
 async def test_what_can_never_fit_is_told_so(made: Bench) -> None:
     store, limit = made.gateway(), make_limit(TOKENS, 100)
@@ -144,6 +152,7 @@ async def test_what_can_never_fit_is_told_so(made: Bench) -> None:
     assert isinstance(await store.reserve(make_reservation(limit, tokens=1)), Grant)
 
 
+@pytest.mark.sockets
 @every_store
 async def test_two_hundred_at_once_get_all_of_it_and_no_more(made: Bench) -> None:
     store, limits = made.gateway(), (make_limit(TOKENS, 1000), make_limit(TOKENS, 5000, "org:acme"))
@@ -153,6 +162,7 @@ async def test_two_hundred_at_once_get_all_of_it_and_no_more(made: Bench) -> Non
     assert [state.used for state in states] == [990, 990]
 
 
+@pytest.mark.sockets
 @shared_stores
 async def test_gateways_share_a_limit_exactly(made: Bench) -> None:
     gateways, limit = [made.gateway() for _ in range(4)], make_limit(TOKENS, 1000)
@@ -166,6 +176,7 @@ async def test_gateways_share_a_limit_exactly(made: Bench) -> None:
     assert await used(gateways[0], make_reservation(limit), TOKENS) == [granted]
 
 
+@pytest.mark.sockets
 @shared_stores
 async def test_what_a_killed_gateway_held_is_free_after_the_lease_time(made: Bench) -> None:
     dying, living = made.gateway(), made.gateway()
@@ -179,6 +190,7 @@ async def test_what_a_killed_gateway_held_is_free_after_the_lease_time(made: Ben
     assert isinstance(await living.reserve(make_reservation(*limits, tokens=900)), Grant)
 
 
+@pytest.mark.sockets
 @every_store
 async def test_a_cancelled_reservation_leaves_nothing(made: Bench) -> None:
     store, limits = made.gateway(), (make_limit(TOKENS, 1000), make_limit(CONCURRENT, 100))
@@ -197,6 +209,7 @@ async def test_a_cancelled_reservation_leaves_nothing(made: Bench) -> None:
     await until_used(store, probe, TOKENS, 0)
 
 
+@pytest.mark.sockets
 @every_store
 async def test_any_history_goes_as_in_counters(made: Bench) -> None:
     """The arithmetic is the counters's in every store: same verdicts, same waits, same counts."""
@@ -232,6 +245,7 @@ async def test_any_history_goes_as_in_counters(made: Bench) -> None:
         assert [state.used for state in await store.peek(limits, "acme")] == expected_used
 
 
+@pytest.mark.sockets
 @every_store
 async def test_a_clock_that_steps_back_locks_nobody_out_for_more_than_a_minute(made: Bench) -> None:
     store, limit = made.gateway(), make_limit(TOKENS, 100)
@@ -246,6 +260,7 @@ async def test_a_clock_that_steps_back_locks_nobody_out_for_more_than_a_minute(m
     assert isinstance(await store.reserve(make_reservation(limit, tokens=100)), Grant)
 
 
+@pytest.mark.sockets
 @every_store
 async def test_open_claims_stay_open_while_the_gateway_lives(made: Bench) -> None:
     store, limit = made.gateway(), make_limit(CONCURRENT, 1)

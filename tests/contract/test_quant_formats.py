@@ -186,6 +186,7 @@ def test_compute_dtype_is_the_inputs(sample: Sample) -> None:
     assert fmt.rows(fmt.finish(stored), torch.tensor([1])).dtype is torch.bfloat16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["hf", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "BF16"])
 def test_checkpoint_round_trip(tmp_path: Path, kind: str) -> None:
     path = make_hf_dir(tmp_path) if kind == "hf" else make_gguf(tmp_path, quant=kind)

@@ -16,7 +16,7 @@ from engine.kernels import cpu
 from engine.kv.storage import KVStorage
 from engine.types import SamplingParams, SeqSlice
 
-pytestmark = pytest.mark.skipif(not cpu.available(), reason="no C++ compiler")
+pytestmark = [pytest.mark.skipif(not cpu.available(), reason="no C++ compiler"), pytest.mark.slow]
 
 PROMPTS_EACH = 34  # of each of six architectures
 NEW = 28

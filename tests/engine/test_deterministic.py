@@ -80,6 +80,7 @@ def part(s: SeqSlice, start: int, stop: int) -> SeqSlice:
     return s._replace(token_ids=s.token_ids[start:stop], start=start)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_the_same_bits_alone_and_in_any_batch(tmp_path: Path, path: str, weights: str) -> None:
     arch, make, settings = WEIGHTS[weights]
@@ -110,6 +111,7 @@ def test_the_same_bits_alone_and_in_any_batch(tmp_path: Path, path: str, weights
             assert torch.equal(rows, want[: len(rows)]), f"in chunks of {chunk}"
 
 
+@pytest.mark.slow
 def test_threads_share_the_work_without_changing_that(tmp_path: Path, path: str) -> None:
     rank = Rank(make_hf_dir(tmp_path, **SHAPE), deterministic=True, num_threads=2)
     one, other = sequences(0, 7)[5:]

@@ -82,6 +82,7 @@ CROWDS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crowd", CROWDS, ids=lambda c: "-".join(c))
 def test_ids_are_those_of_transformers(case: tuple[object, Any], tokenizer: str, crowd: dict[str, Any]) -> None:
     path, model = case
@@ -150,6 +151,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     yield make_hf_dir(tmp_path_factory.mktemp("m"), "llama")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 @pytest.mark.parametrize(("window", "sinks"), [(32, 0), (40, 4), (33, 20)])
 def test_window_and_sinks_by_config_equal_the_unlimited_cache(

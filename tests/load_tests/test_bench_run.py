@@ -15,6 +15,8 @@ from load_tests import command
 from load_tests.bench import BenchConfig, LoadError, bench
 from load_tests.runner import Run
 
+pytestmark = pytest.mark.sockets
+
 
 @pytest.fixture
 async def server() -> AsyncIterator[FakeServer]:

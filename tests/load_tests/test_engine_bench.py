@@ -37,6 +37,8 @@ def bench(model: str) -> Bench:
     return Bench(model, quick=True, say=lambda line: None)
 
 
+@pytest.mark.sockets
+@pytest.mark.slow
 def test_every_part_gives_full_tables(bench: Bench) -> None:
     for name, run in PARTS.items():
         for found in run(bench):
@@ -156,6 +158,7 @@ def test_scheduler_steps_are_decodes_of_everyone() -> None:
     assert [len(s.token_ids) for s in plan.slices] == [1] * 8 and {s.start for s in plan.slices} == {128 + 19}
 
 
+@pytest.mark.sockets
 def test_a_busy_core_is_given_back() -> None:
     with pytest.MonkeyPatch.context() as patch:
         children: list[subprocess.Popen[bytes]] = []

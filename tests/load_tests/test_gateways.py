@@ -25,6 +25,8 @@ from load_tests.gateways.targets import TARGETS
 from load_tests.report.tables import markdown
 from load_tests.stand_in import STAND_IN
 
+pytestmark = pytest.mark.sockets
+
 
 @contextmanager
 def mock() -> Iterator[int]:

@@ -51,6 +51,7 @@ def work(child: subprocess.Popen[bytes]) -> None:
     child.stdout.readline()
 
 
+@pytest.mark.sockets
 def test_cpu_time_is_counted_by_role() -> None:
     code = "import sys\nwhile sys.stdin.readline(): sum(range(3_000_000)); print(flush=True)"
     children = [

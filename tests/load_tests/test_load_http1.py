@@ -12,6 +12,8 @@ from load_tests.errors import LoadError
 from load_tests.http1 import ProtocolError, ResponseParser
 from load_tests.outcome import RequestOutcome
 
+pytestmark = pytest.mark.sockets
+
 BODIES = st.lists(st.binary(min_size=1, max_size=40), max_size=5)
 
 

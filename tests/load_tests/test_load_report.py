@@ -88,6 +88,7 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
+@pytest.mark.slow
 def test_the_page_stands_alone_and_escapes() -> None:
     run = made_up()
     page = html(run, result_of(run))
@@ -98,6 +99,7 @@ def test_the_page_stands_alone_and_escapes() -> None:
     assert "<b>&" not in page and "&lt;b&gt;&amp;" in page and "<i>" not in page
 
 
+@pytest.mark.slow
 def test_plots_are_well_formed_even_of_nothing() -> None:
     empty = made_up()
     empty.outcomes.clear()
@@ -140,6 +142,7 @@ def test_series() -> None:
 VALUE = st.floats(-1e9, 1e9)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)  # a drawing takes a tenth of a second
 @given(st.lists(st.tuples(VALUE, st.none() | VALUE), max_size=8).map(sorted_by_x), st.booleans(), st.booleans(), VALUE)
 @example([(0.0, 0.0), (5e-324, 5e-324)], False, False, 5e-324)  # a range that no float divides
@@ -170,6 +173,8 @@ def test_progress_is_shown_on_terminals_only(terminal: bool) -> None:
     assert terminal or not out.getvalue()
 
 
+@pytest.mark.sockets
+@pytest.mark.slow
 async def test_command_runs_reports_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(
@@ -196,6 +201,7 @@ async def test_command_runs_reports_and_compares(tmp_path: Path, capsys: pytest.
     assert "output tokens/s" in shown and "1.00x" in shown and "\nb  " in shown
 
 
+@pytest.mark.sockets
 async def test_without_matplotlib_only_the_page_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +218,7 @@ async def test_without_matplotlib_only_the_page_is_missing(
     assert "no report.html, which needs matplotlib" in capsys.readouterr().err
 
 
+@pytest.mark.sockets
 def test_mistakes_cost_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "chat", "--base-url", "http://127.0.0.1:9"]) == 2
     assert main(["run", "nowhere"]) == 2

@@ -14,6 +14,8 @@ from load_tests.report.result import result_of
 from load_tests.runner import Run, Target, run
 from load_tests.scenario import Scenario
 
+pytestmark = pytest.mark.sockets
+
 SHORT = {"prompt": {"kind": "fixed", "tokens": 20}, "output": {"kind": "fixed", "tokens": 3}}
 FAST = {"kind": "constant", "rate": 1000}
 

@@ -12,6 +12,8 @@ from deployments.config.tiers import Tier
 from deployments.routing.errors import ModelUnavailableError, OverloadedError
 from load_tests.overload import KEYS, TIERS, TierOutcome, again, ask, capacity, client, play
 
+pytestmark = pytest.mark.sockets
+
 CONFIG = GatewayConfig(
     api_keys=tuple(StaticKey(key=key, tier=tier) for tier, key in KEYS.items()),
     tiers={tier: Tier(priority=i) for i, tier in enumerate(TIERS)},

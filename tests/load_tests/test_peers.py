@@ -32,6 +32,8 @@ from load_tests.report.tables import markdown
 from load_tests.servers import Launch
 from load_tests.workload import jobs
 
+pytestmark = pytest.mark.sockets
+
 FAKE = """
 import json, sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

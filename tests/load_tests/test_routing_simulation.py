@@ -20,6 +20,7 @@ def play(workload: RoutingWorkload, policy: str, replicas: int = 8, machine: Mac
     return simulate(workload, POLICIES.get(policy)(), replicas, machine or Machine(), random.Random(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("rate", [40.0, 100.0])
 def test_shared_prefixes_are_found_and_the_load_is_even(seed: int, rate: float) -> None:
@@ -30,6 +31,7 @@ def test_shared_prefixes_are_found_and_the_load_is_even(seed: int, rate: float) 
     assert sum(outcome.requests) == len(workload.calls)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_without_shared_prefixes_affinity_is_least_loaded(seed: int) -> None:
     workload = nothing_shared(random.Random(seed))
@@ -69,6 +71,7 @@ def test_the_recorded_trace() -> None:
     assert affinity.ttft(0.5) < least.ttft(0.5) < turns.ttft(0.5)
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text(

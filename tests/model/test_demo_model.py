@@ -13,6 +13,8 @@ from engine.executor.local import LocalExecutor
 from engine.types import NewSequence, SamplingParams, SeqSlice, StepPlan
 from tests.helpers_models import demo_gguf
 
+pytestmark = pytest.mark.slow
+
 BLOCK = 16
 COUNT = "Count: 1, 2, 3, 4,"
 COUNT_IDS = [216, 37, 28, 216, 38, 28, 216, 39, 28, 216, 40, 28, 216, 41, 28, 216, 33, 32, 28, 216, 33, 33, 28, 216]

@@ -17,6 +17,8 @@ from engine.text import TextModel, load_text
 from engine.types import GenerateRequest, SamplingParams, StepPlan, StepResult
 from tests.helpers_models import demo_gguf, make_hf_dir
 
+pytestmark = pytest.mark.slow
+
 OWL = "\U0001f989"
 FOX = "The quick brown fox jumps over the lazy dog. "
 # prompt, tokens, text: greedy, transformers in float32 on the dequantized weights

@@ -19,6 +19,8 @@ from engine.text import TextModel, load_text
 from engine.types import FinishReason, GenerateRequest, SamplingParams, StepPlan, StepResult
 from tests.helpers_models import demo_gguf
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [f"Count: {n}, {n + 1}, {n + 2}," for n in range(1, 7)]
 
 

@@ -17,6 +17,8 @@ from engine.text import ChatTemplate, Tokenizer, load_text
 from engine.text.gguf_vocab import build_vocabulary
 from engine.types import FinishReason, SamplingParams
 
+pytestmark = pytest.mark.slow
+
 SPECIALS = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
 EOS, BOS, START, END = 1, 2, 4, 5
 PIECES = ["\u2581", "a", "b", "c", "e", "l", "o", "h", "\n", "he", "ll", "hell", "hello", "\u2581a", "ab", "\n\n"]

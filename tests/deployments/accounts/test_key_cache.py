@@ -86,6 +86,8 @@ async def cache(store: Watched, time: Time) -> AsyncIterator[KeyCache]:
     cache.close()
 
 
+@pytest.mark.sockets
+@pytest.mark.slow
 async def test_a_key_is_read_once_while_it_is_fresh(store: Watched, cache: KeyCache, time: Time) -> None:
     key, secret = store.create(NewKey("acme"), ME)
     await cache.refresh()
@@ -109,6 +111,8 @@ async def test_a_change_is_seen_at_the_next_look(store: Watched, cache: KeyCache
     assert store.calls["find"] == 3  # only the changed key was read again
 
 
+@pytest.mark.sockets
+@pytest.mark.slow
 async def test_rotation_ends_the_old_secret(store: Watched, cache: KeyCache, time: Time) -> None:
     key, old = store.create(NewKey("acme"), ME)
     await cache.find(old)
@@ -228,6 +232,7 @@ async def test_a_revocation_during_an_outage_is_seen_after_it(store: Watched, ca
     assert found is not None and found.revoked_at is not None
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     st.lists(st.tuples(st.sampled_from(["create", "revoke", "disable", "rotate", "look", "find"]), st.integers(0, 5)))

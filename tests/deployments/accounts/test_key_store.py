@@ -254,6 +254,7 @@ def test_changes_are_seen_once_in_order(store: KeyStore, directory: Directory) -
     assert store.changes(last.revision) == last
 
 
+@pytest.mark.slow
 def test_fifty_at_once(setting: str, database: Database, clock: Clock) -> None:
     """From several connections, as several processes have: none fails, none is lost, every revision is one change."""
     databases = [Database(setting) for _ in range(5)]

@@ -228,6 +228,7 @@ def test_without_database_and_file_entries_wait(rig: Rig, caplog: pytest.LogCapt
     assert rig.count() == 3
 
 
+@pytest.mark.slow
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(["add", "flush", "down", "lost", "up", "die"]), max_size=20))
 def test_whatever_happens_every_entry_is_there_once(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:

@@ -125,6 +125,7 @@ def honest(response: httpx.Response) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- in process
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_bodies(runner: asyncio.Runner, path: str) -> None:
     backend = FakeBackend(script=lambda request, index: COUNT_24_IDS[:3])
@@ -182,6 +183,7 @@ def test_paths(runner: asyncio.Runner, path: str) -> None:
     runner.run(http.aclose())
 
 
+@pytest.mark.slow
 def test_bombs_take_no_memory(runner: asyncio.Runner) -> None:
     squeeze = zlib.compressobj(9, zlib.DEFLATED, 31)
     bomb = b"".join(squeeze.compress(b" " * 16_000_000) for _ in range(10)) + squeeze.flush()
@@ -214,6 +216,7 @@ BODIES = st.sampled_from(
 )
 
 
+@pytest.mark.sockets
 def test_anything_on_a_socket() -> None:
     """Each conversation ends by the server's answer or by our closing it, and none harms the next."""
     backend = FakeBackend(script=lambda request, index: COUNT_24_IDS[:3])

@@ -409,6 +409,7 @@ async def call(app: Any, body: bytes) -> tuple[int, dict[str, str], Any]:
     return sent[0]["status"], headers, json.loads(b"".join(m.get("body", b"") for m in sent))
 
 
+@pytest.mark.slow
 async def test_two_hundred_clients_never_exceed_a_thousand_tokens_a_minute_and_get_all_of_them() -> None:
     clock, draw, busy_s = SlowClock(), random.Random(3), 150.0
     backend = FakeBackend(gate=lambda step: clock.sleep(draw.uniform(0.005, 0.05)))

@@ -18,6 +18,8 @@ from deployments.config.gateway import GatewayConfig
 from deployments.observe.request_log import RequestLog
 from deployments.routing.errors import ReplicaLostError
 
+pytestmark = pytest.mark.sockets
+
 COMP, CHAT = "/v1/completions", "/v1/chat/completions"
 KEY = "sk-tests-0123456789abcdef"
 WAIT_S = 60.0

@@ -66,6 +66,7 @@ def test_offsets_point_at_their_tokens(prompt: str) -> None:
             assert text[at:].startswith(raw.decode())
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(JSON | st.dictionaries(KEYS, VALUES | st.lists(st.dictionaries(KEYS, VALUES)), max_size=5), max_size=4))
 def test_messages_are_read_or_refused_by_index(value: list[Any]) -> None:

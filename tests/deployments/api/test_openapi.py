@@ -131,6 +131,8 @@ def api() -> Iterator[Any]:
         assert backend.closed == len(backend.calls)
 
 
+@pytest.mark.sockets
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", (*OPERATIONS, *POOL_OPERATIONS), ids=lambda o: f"{o.method} {o.path}")
 def test_cases_from_the_document(api: Any, operation: Operation) -> None:
     """What the document allows and what it forbids: never a 5xx, an undescribed status, header or body, and nothing

@@ -21,6 +21,8 @@ from deployments.config.gateway import GatewayConfig
 from deployments.observe.request_log import RequestLog
 from deployments.routing.errors import ModelUnavailableError
 
+pytestmark = pytest.mark.sockets
+
 COMP = "/v1/completions"
 ASK = {"model": MODEL, "prompt": COUNT, "max_tokens": 24, "stream": True}
 KEY = "sk-tests-0123456789abcdef"

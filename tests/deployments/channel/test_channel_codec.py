@@ -100,6 +100,7 @@ class Kinds:
     inner: Inner
 
 
+@pytest.mark.slow
 @given(
     st.builds(
         Kinds,
@@ -173,6 +174,7 @@ plains = st.recursive(
 messages = st.lists(plains, min_size=1, max_size=5).map(tuple)
 
 
+@pytest.mark.slow
 @given(st.lists(messages, max_size=6), st.data())
 def test_messages_survive_any_cut(sent_: list[Message], data: st.DataObject) -> None:
     stream = b"".join(map(frames.encode, sent_))

@@ -21,6 +21,8 @@ from deployments.cli import processes
 from deployments.cli.main import main
 from deployments.ray_serve.flags import cluster_env
 
+pytestmark = pytest.mark.sockets
+
 ROOT = Path(__file__).parents[3]
 
 

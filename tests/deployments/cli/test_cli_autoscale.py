@@ -45,6 +45,7 @@ def test_equal_replica_hours(capsys: pytest.CaptureFixture[str]) -> None:
     assert ongoing["replica_hours"] == pytest.approx(slo["replica_hours"], rel=0.3)
 
 
+@pytest.mark.slow
 def test_compare_and_tune(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     traces = ["--trace", "burst", "--trace", "burst:0.5@2"]
     assert main(["autoscale", "compare", *traces, "--markdown", *SMALL]) == 0
@@ -105,6 +106,7 @@ def test_mistakes(options: list[str], message: str, capsys: pytest.CaptureFixtur
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.sockets
 def test_the_command_line_starts_light() -> None:
     code = (
         "import sys; from deployments.cli.main import parser; parser();"

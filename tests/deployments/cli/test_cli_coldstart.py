@@ -14,6 +14,8 @@ from deployments.cli.coldstart import PHASES
 from deployments.cli.main import main
 from load_tests.stand_in import STAND_IN
 
+pytestmark = pytest.mark.sockets
+
 ROOT = Path(__file__).parents[3]
 
 

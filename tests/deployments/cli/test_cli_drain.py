@@ -16,6 +16,8 @@ from deployments.cli.drain import wait_until_empty
 from deployments.cli.main import main
 from deployments.config.gateway import GatewayConfig, StaticKey
 
+pytestmark = pytest.mark.sockets
+
 KEY = "sk-tests"
 
 

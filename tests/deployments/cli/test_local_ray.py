@@ -12,6 +12,8 @@ from deployments.cli.local_ray import LocalRay, StartError
 from deployments.ray_serve import haproxy
 from deployments.ray_serve.way_in import SWITCH, WayIn
 
+pytestmark = pytest.mark.sockets
+
 
 class FailingRay:
     """ray.init() that fails at first, as often as told, the way Ray does."""

@@ -19,6 +19,8 @@ from helpers_gateway import COUNT, COUNT_24, MODEL, FakeBackend, events_of, serv
 
 from deployments.config.gateway import GatewayConfig
 
+pytestmark = pytest.mark.sockets
+
 COMP = "/v1/completions"
 BODY = json.dumps({"model": MODEL, "prompt": COUNT, "max_tokens": 24, "stream": True})
 

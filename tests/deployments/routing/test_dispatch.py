@@ -296,6 +296,7 @@ BAD: dict[str, Callable[[], StandIn]] = {
 }
 
 
+@pytest.mark.sockets
 @pytest.mark.parametrize("kind", BAD)
 async def test_a_bad_upstream_falls_back_and_its_circuit_opens_and_recovers(kind: str) -> None:
     clock, stand_in, pool = Clock(), BAD[kind](), FakePool()
@@ -313,6 +314,7 @@ async def test_a_bad_upstream_falls_back_and_its_circuit_opens_and_recovers(kind
         assert d.circuit_state("up") is State.CLOSED
 
 
+@pytest.mark.sockets
 @pytest.mark.parametrize("kind", BAD)
 async def test_a_bad_upstream_alone_is_unavailable(kind: str) -> None:
     async with upstream(BAD[kind](), first_token_s=SOON_S) as up:
@@ -321,6 +323,8 @@ async def test_a_bad_upstream_alone_is_unavailable(kind: str) -> None:
     assert refused.value.retry_after_s == (9.0 if kind == "busy" else 5.0)
 
 
+@pytest.mark.sockets
+@pytest.mark.slow
 async def test_our_own_bound_on_connections_trips_nothing() -> None:
     stand_in, pool = StandIn([said("one "), asyncio.Event()]), FakePool()
     async with upstream(stand_in, max_connections=1) as up:
@@ -335,6 +339,7 @@ async def test_our_own_bound_on_connections_trips_nothing() -> None:
         assert d.circuit_state("up") is State.CLOSED
 
 
+@pytest.mark.sockets
 async def test_an_upstream_cut_in_the_middle_is_a_clean_error_and_asks_nobody_else() -> None:
     pool = FakePool()
     seen = []
@@ -346,6 +351,7 @@ async def test_an_upstream_cut_in_the_middle_is_a_clean_error_and_asks_nobody_el
     assert [d.text for d in seen] == ["one "] and not pool.asked
 
 
+@pytest.mark.sockets
 async def test_refused_content_falls_back_nowhere_and_trips_nothing() -> None:
     body = b'{"error": {"message": "not this", "code": "content_filter", "param": "messages"}}'
     stand_in, pool = StandIn([body], 400), FakePool()
@@ -362,12 +368,14 @@ async def test_refused_content_falls_back_nowhere_and_trips_nothing() -> None:
     assert not pool.asked and len(stand_in.asked) == 10
 
 
+@pytest.mark.sockets
 async def test_a_prompt_too_long_for_an_upstream_goes_to_a_bigger_pool() -> None:
     body = b'{"error": {"message": "too long", "code": "context_length_exceeded"}}'
     async with upstream(StandIn([body], 400)) as up:
         assert await run({"up": up, "pool": FakePool()}, plan("up", "pool")) == TEXT
 
 
+@pytest.mark.sockets
 async def test_a_pool_falls_back_to_an_upstream() -> None:
     stand_in = StandIn(GOOD)
     async with upstream(stand_in) as up:

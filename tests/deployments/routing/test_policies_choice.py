@@ -40,6 +40,7 @@ hints = st.builds(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES.names())
 @given(candidates=views, hint=hints, seed=st.integers(0, 100))
 def test_any_policy_answers_whatever_it_sees(

@@ -30,6 +30,8 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.types import GenerateRequest, SamplingParams
 
+pytestmark = pytest.mark.sockets
+
 PARAMS = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
 PLAN = RoutePlan(("pool",))
 

@@ -26,6 +26,7 @@ loads = st.builds(Load, *(st.integers(0, 2**40) for _ in range(3)), st.floats(0,
 views = st.builds(view, st.text(), loads, st.integers(0, 9999), st.integers(0, 2**40), st.integers(0, 2**60))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES.names())
 @given(candidates=st.lists(views, min_size=1, max_size=64), seed=st.integers())
 def test_every_policy_gives_an_index_and_depends_on_nothing_else(

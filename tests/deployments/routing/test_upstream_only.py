@@ -21,6 +21,8 @@ from deployments.routing.served_model import ServedModel
 from engine.errors import ContextLengthError
 from engine.types import GenerateRequest, SamplingParams
 
+pytestmark = pytest.mark.sockets
+
 CONFIG = UpstreamConfig(name="far", base_url="http://far/v1", tokenizer="here", max_model_len=100)
 
 

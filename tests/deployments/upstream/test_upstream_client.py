@@ -30,6 +30,8 @@ from deployments.upstream.errors import (
 from engine.errors import ContextLengthError
 from engine.types import FinishReason, TokenDelta
 
+pytestmark = pytest.mark.sockets
+
 FIELDS = {
     "model": "ours",
     "messages": [{"role": "user", "content": "hi"}],

@@ -27,6 +27,7 @@ def run_python(code: str, cache: Path, **env: str) -> subprocess.CompletedProces
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", ["/bin/false", "/no/such/compiler"])
 def test_a_failed_build_falls_back_to_torch_with_one_warning(tmp_path, compiler):
     code = """
@@ -115,6 +116,7 @@ def test_callers_on_several_threads_share_the_workers(native):
     assert not wrong
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="threads cannot be placed here")
 def test_workers_keep_off_the_callers_core():
     code = """
@@ -135,6 +137,7 @@ assert {cores[0]} in placed or {cores[1]} in placed, placed
     run_python(code, Path(cache))
 
 
+@pytest.mark.slow
 def test_a_forked_child_still_computes(tmp_path):
     """Worker threads do not survive a fork; the child's caller does the work alone."""
     code = """

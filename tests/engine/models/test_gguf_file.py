@@ -224,6 +224,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return write(tmp_path_factory.mktemp("small"), keys).read_bytes()
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_any_damage_reads_or_is_refused(

@@ -60,6 +60,7 @@ def same_row(row: list[float], u: Tensor, temperature: float, top_k: int, top_p:
 level = st.one_of(st.integers(-20, 20).map(lambda i: i / 4), st.just(-math.inf), st.floats(-6, 6, width=32))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     row=st.lists(level, min_size=50, max_size=50),

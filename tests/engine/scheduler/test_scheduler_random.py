@@ -90,6 +90,7 @@ def random_trace(rng: Random, world: World, num_steps: int) -> None:
     world.drain()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", PREEMPTION_MODES)
 @pytest.mark.parametrize(("policy", "fair"), POLICIES)
 def test_random_traces_keep_all_invariants_and_end_with_every_block_free(policy: str, fair: bool, mode: str) -> None:

@@ -53,6 +53,7 @@ def add_random(world: World, rng: Random, stems: list[list[int]]) -> None:
         world.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", PREEMPTION_MODES)
 def test_random_traces(mode: str) -> None:
     seen: Counter[str] = Counter()

@@ -123,6 +123,7 @@ WORDS = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(contents=st.lists(st.lists(st.sampled_from(WORDS) | st.text(max_size=4), max_size=8).map("".join), min_size=1))
 def test_benign_messages_tokenize_as_one_text(chat: ChatTemplate, tokenizer: Tokenizer, contents: list[str]) -> None:

@@ -36,6 +36,7 @@ def test_same_as_the_gguf(directory: Path, tokenizer: Tokenizer) -> None:
     assert all(loaded.token_bytes(i) == tokenizer.token_bytes(i) for i in range(49152))
 
 
+@pytest.mark.slow
 def test_bos_by_config_or_by_post_processor(directory: Path) -> None:
     assert load_tokenizer(directory).encode("hi") == [6004]
     write(directory, "tokenizer_config", bos_token="<|im_start|>", add_bos_token=True)
@@ -48,6 +49,7 @@ def test_bos_by_config_or_by_post_processor(directory: Path) -> None:
     assert load_tokenizer(directory).encode("hi hi") == [1, 6004, 15876]
 
 
+@pytest.mark.slow
 def test_eos_from_generation_config(directory: Path) -> None:
     write(directory, "generation_config", eos_token_id=[2, 30])
     assert load_tokenizer(directory).eos_ids == {2, 30}

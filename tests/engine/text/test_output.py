@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -184,6 +185,7 @@ stop_strings = st.lists(
 ).map(tuple)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(
     ids=tokens,
