@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from deployments.channel.replica_info import Duty, ReplicaState, Vacancy
+from deployments.channel.replica_info import ReplicaState, ReplicaStatus, UnavailableReason
 from deployments.config.gateway import GatewayConfig
 from deployments.gateway.app import create_app
 from deployments.observe.request_log import RequestLog
@@ -69,7 +69,7 @@ class FakeBackend:
     is_ready: bool = True
     metrics_text: bytes | None = b"# none\n"
     replicas: dict[str, list[ReplicaState]] = field(
-        default_factory=lambda: {MODEL: [ReplicaState(name, Duty.ACTIVE, 2, 3, 1) for name in ("r1", "r2")]}
+        default_factory=lambda: {MODEL: [ReplicaState(name, ReplicaStatus.ACTIVE, 2, 3, 1) for name in ("r1", "r2")]}
     )
     drains: list[tuple[Any, ...]] = field(default_factory=list)
     asleep: ServedModel | None = None
@@ -89,8 +89,8 @@ class FakeBackend:
             raise ModelUnavailableError(5.0)
         self.served = {**self.served, model_id: self.asleep}
 
-    def vacancy(self, pool: str) -> Vacancy:
-        return Vacancy.ASLEEP
+    def unavailable_reason(self, pool: str) -> UnavailableReason:
+        return UnavailableReason.ASLEEP
 
     async def ready(self) -> bool:
         return self.is_ready
@@ -106,15 +106,15 @@ class FakeBackend:
 
     async def drain(self, pool: str, replica_id: str | None, within_s: float | None) -> Sequence[ReplicaState]:
         self.drains.append((pool, replica_id, within_s))
-        return self._stand(pool, replica_id, Duty.DRAINED)
+        return self._set_status(pool, replica_id, ReplicaStatus.DRAINED)
 
     async def undrain(self, pool: str, replica_id: str | None) -> Sequence[ReplicaState]:
         self.drains.append((pool, replica_id))
-        return self._stand(pool, replica_id, Duty.ACTIVE)
+        return self._set_status(pool, replica_id, ReplicaStatus.ACTIVE)
 
-    def _stand(self, pool: str, replica_id: str | None, duty: Duty) -> Sequence[ReplicaState]:
+    def _set_status(self, pool: str, replica_id: str | None, status: ReplicaStatus) -> Sequence[ReplicaState]:
         states = self.replicas[pool]
-        states[:] = [replace(s, duty=duty) if replica_id in (None, s.replica_id) else s for s in states]
+        states[:] = [replace(s, status=status) if replica_id in (None, s.replica_id) else s for s in states]
         return states
 
     async def generate(

@@ -19,7 +19,7 @@ from deployments.admin.types import DrainBody, PoolAnswer, PoolList
 from deployments.api.errors import INVALID, ApiError, clip
 from deployments.api.openapi import Operation
 from deployments.api.services import Services
-from deployments.channel.replica_info import Duty, ReplicaState
+from deployments.channel.replica_info import ReplicaState, ReplicaStatus
 
 log = logging.getLogger("ray.serve")
 
@@ -62,11 +62,11 @@ class _Pools:
         return answer(self._pool(body.pool, states))
 
     def _pool(self, name: str, states: Sequence[ReplicaState]) -> dict[str, Any]:
-        duties = {state.duty for state in states}
+        statuses = {state.status for state in states}
         status = (
-            "up" if Duty.ACTIVE in duties
-            else "drained" if Duty.DRAINED in duties
-            else self._services.backend.vacancy(name)
+            "up" if ReplicaStatus.ACTIVE in statuses
+            else "drained" if ReplicaStatus.DRAINED in statuses
+            else self._services.backend.unavailable_reason(name)
         )  # fmt: skip
         return {"id": name, "object": "pool", "status": status, "replicas": [_replica(state) for state in states]}
 
@@ -87,7 +87,7 @@ def _replica(state: ReplicaState) -> dict[str, Any]:
     return {
         "id": state.replica_id,
         "object": "replica",
-        "status": "draining" if state.duty is Duty.DRAINED and state.streams else state.duty,
+        "status": "draining" if state.status is ReplicaStatus.DRAINED and state.streams else state.status,
         "streams": state.streams,
         "running": state.running,
         "waiting": state.waiting,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Protocol
 
-from deployments.channel.replica_info import ReplicaState, Vacancy
+from deployments.channel.replica_info import ReplicaState, UnavailableReason
 from deployments.routing.hints import RoutingHints
 from deployments.routing.served_model import ServedModel
 from engine.types import GenerateRequest, TokenDelta
@@ -32,7 +32,7 @@ class Backend(Protocol):
     async def ready(self) -> bool:
         """Whether every model would take a request now, if only by starting for it."""
 
-    def vacancy(self, pool: str) -> Vacancy:
+    def unavailable_reason(self, pool: str) -> UnavailableReason:
         """Why none of its replicas takes requests, when that is so. Raises KeyError."""
 
     async def pools(self) -> Mapping[str, Sequence[ReplicaState]]:

@@ -13,7 +13,7 @@ from deployments.channel.merging import merged
 from deployments.channel.messages import SCHEMA, WINDOW, Kind, to_load, unpack_deltas
 from deployments.channel.prefix_news import split
 from deployments.channel.proven import CallingLink
-from deployments.channel.replica_info import Address, Duty, Load
+from deployments.channel.replica_info import Address, Load, ReplicaStatus
 from deployments.observe.log import log
 from engine.types import GenerateRequest, TokenDelta
 
@@ -44,7 +44,7 @@ class ChannelClient:
         self.load = Load()
         self.num_streams = 0
         self.queued_tokens = 0
-        self.duty = Duty.ACTIVE
+        self.status = ReplicaStatus.ACTIVE
         self._on_change = on_change
         self._rng = rng
         self._link: ClientLink | None = None
@@ -59,7 +59,7 @@ class ChannelClient:
     @property
     def usable(self) -> bool:
         """Whether the replica would take a request from this client now."""
-        return self.connected and self.duty is Duty.ACTIVE and not self._retired
+        return self.connected and self.status is ReplicaStatus.ACTIVE and not self._retired
 
     def open(
         self, requests: tuple[GenerateRequest, ...], streamed: bool, new_tokens: int | None = None
@@ -170,8 +170,8 @@ class ClientLink(CallingLink):
             case (Kind.ERROR, int(number), str(kind), str(text), param):
                 if (stream := self._streams.pop(number, None)) is not None:
                     stream.fail(from_words(kind, text, param))
-            case (Kind.DUTY, str(word)):
-                self._client.duty = Duty(word)
+            case (Kind.STATUS, str(word)):
+                self._client.status = ReplicaStatus(word)
                 self._client.on_changed()
             case _:
                 raise FrameError("a message of no known kind")

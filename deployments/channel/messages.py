@@ -10,7 +10,7 @@
     DELTAS    server -> client   one or more of: stream id, packed deltas
     ERROR     server -> client   stream id, the error in words: the stream's end
     LOAD      server -> client   Load
-    DUTY      server -> client   Duty: unless it is active, open streams go on and new ones are refused
+    STATUS    server -> client   ReplicaStatus: unless it is active, open streams go on and new ones are refused
     PREFIXES  server -> client   two strings of keys (see prefix_news): now in the prefix cache, no longer in it
 
 Stream ids are the client's choice, unique on their connection. A stream ends with the last delta of its last choice or
@@ -45,7 +45,7 @@ class Kind(IntEnum):
     DELTAS = 8
     ERROR = 9
     LOAD = 10
-    DUTY = 11
+    STATUS = 11
     PREFIXES = 12
 
 

@@ -37,15 +37,15 @@ class ReplicaInfo:
     startup_s: float = 0.0
 
 
-class Duty(StrEnum):
+class ReplicaStatus(StrEnum):
     """Whether a replica takes requests. Streams that are open go on in any case."""
 
     ACTIVE = "active"
-    DRAINED = "drained"  # an operator has taken it out of rotation, and may put it back
-    LEAVING = "leaving"  # Serve has taken it out, for good
+    DRAINED = "drained"  # an operator has taken it out of rotation; the admin API says "draining" while it has streams
+    LEAVING = "leaving"  # Serve is stopping it
 
 
-class Vacancy(StrEnum):
+class UnavailableReason(StrEnum):
     """Why no replica of a pool takes requests, as far as one gateway knows."""
 
     ASLEEP = "asleep"  # it has none while nobody asks; the next request starts one
@@ -62,7 +62,7 @@ class ReplicaState:
     """
 
     replica_id: str
-    duty: Duty
+    status: ReplicaStatus
     streams: int
     running: int
     waiting: int

@@ -15,7 +15,7 @@ from deployments.channel.outgoing import OpenStream, Outgoing
 from deployments.channel.pacing import PacedStream, Pacer
 from deployments.channel.prefix_news import PrefixNews
 from deployments.channel.proven import ListeningLink
-from deployments.channel.replica_info import Duty, Load
+from deployments.channel.replica_info import Load, ReplicaStatus
 from engine.async_engine import AsyncEngine
 from engine.errors import EngineDeadError, EngineError, QueueFullError
 from engine.types import GenerateRequest
@@ -39,14 +39,14 @@ class ChannelServer:
         self._links: set[ServerLink] = set()
         self._server: asyncio.Server | None = None
         self._publishing: asyncio.Task[None] | None = None
-        self._vacant = asyncio.Event()  # no stream is open
-        self._vacant.set()
-        self._alone = asyncio.Event()  # no gateway is connected
-        self._alone.set()
+        self._no_streams = asyncio.Event()  # no stream is open
+        self._no_streams.set()
+        self._no_links = asyncio.Event()  # no gateway is connected
+        self._no_links.set()
         self._num_streams = 0
         self.load = Load()
         self.prefixes = PrefixNews()
-        self.duty = Duty.ACTIVE
+        self.status = ReplicaStatus.ACTIVE
         self._eviction: asyncio.TimerHandle | None = None
 
     async def start(self, host: str) -> int:
@@ -61,9 +61,9 @@ class ChannelServer:
 
         Returns when the open streams have ended, or after `within_s` seconds.
         """
-        self._stand(Duty.LEAVING)
+        self._set_status(ReplicaStatus.LEAVING)
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._vacant.wait(), within_s)
+            await asyncio.wait_for(self._no_streams.wait(), within_s)
 
     def take_out(self, within_s: float | None) -> None:
         """Takes no new streams until put_back().
@@ -71,18 +71,18 @@ class ChannelServer:
         Streams that are still open after `within_s` seconds are handed back to the gateways, which go on with them on
         other replicas. None: they stay until they end.
         """
-        if self.duty is Duty.LEAVING:
+        if self.status is ReplicaStatus.LEAVING:
             return
-        self._stand(Duty.DRAINED)
+        self._set_status(ReplicaStatus.DRAINED)
         self._cancel_eviction()
         if within_s is not None:
             self._eviction = asyncio.get_running_loop().call_later(within_s, self._evict)
 
     def put_back(self) -> None:
         """Takes new streams again, unless it is leaving."""
-        if self.duty is Duty.DRAINED:
+        if self.status is ReplicaStatus.DRAINED:
             self._cancel_eviction()
-            self._stand(Duty.ACTIVE)
+            self._set_status(ReplicaStatus.ACTIVE)
 
     @property
     def num_streams(self) -> int:
@@ -99,7 +99,7 @@ class ChannelServer:
         for link in list(self._links):
             link.finish()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._alone.wait(), within_s)
+            await asyncio.wait_for(self._no_links.wait(), within_s)
         for link in list(self._links):
             link.drop("closing")
 
@@ -113,7 +113,7 @@ class ChannelServer:
         Raises DrainingError, QueueFullError beyond `max_streams`, and EngineDeadError. The engine's other refusals
         become the stream's error.
         """
-        if self.duty is not Duty.ACTIVE:
+        if self.status is not ReplicaStatus.ACTIVE:
             raise DrainingError
         if self._num_streams >= self._max_streams:
             raise QueueFullError(f"{self._num_streams} requests are being served: max_ongoing_requests")
@@ -124,7 +124,7 @@ class ChannelServer:
             self._pacer.close(stream)
             raise
         self._num_streams += 1
-        self._vacant.clear()
+        self._no_streams.clear()
         return stream
 
     def close_stream(self, stream: PacedStream) -> None:
@@ -133,22 +133,22 @@ class ChannelServer:
         self._engine.abort(*stream.request_ids)
         self._num_streams -= 1
         if not self._num_streams:
-            self._vacant.set()
+            self._no_streams.set()
 
     def on_link_connected(self, link: ServerLink) -> None:
         """Counts a new connection, before its handshake."""
         self._links.add(link)
-        self._alone.clear()
+        self._no_links.clear()
 
     def on_link_lost(self, link: ServerLink) -> None:
         """Counts a connection as ended."""
         self._links.discard(link)
         if not self._links:
-            self._alone.set()
+            self._no_links.set()
 
-    def _stand(self, duty: Duty) -> None:
-        self.duty = duty
-        self._tell((Kind.DUTY, duty))
+    def _set_status(self, status: ReplicaStatus) -> None:
+        self.status = status
+        self._tell((Kind.STATUS, status))
 
     def _evict(self) -> None:
         for link in list(self._links):
@@ -201,7 +201,7 @@ class ServerLink(ListeningLink):
         """Tells the gateway what has been published so far."""
         self.send((Kind.LOAD, self._server.load))
         self.send((Kind.PREFIXES, self._server.prefixes.all, b""))
-        self.send((Kind.DUTY, self._server.duty))
+        self.send((Kind.STATUS, self._server.status))
 
     def on_message(self, message: Message) -> None:
         """Opens or aborts a stream, or notes how far the gateway has read one."""

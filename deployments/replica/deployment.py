@@ -65,7 +65,7 @@ class ModelReplica:
         """What the admin API shows of this replica."""
         stats = self._engine.stats()
         channel = self._channel
-        return ReplicaState(self._address.replica_id, channel.duty, channel.num_streams, stats.running, stats.waiting)
+        return ReplicaState(self._address.replica_id, channel.status, channel.num_streams, stats.running, stats.waiting)
 
     async def drain(self, replica_id: str | None, within_s: float | None) -> ReplicaState:
         """Drains this replica if `replica_id` is its id or None, see ChannelServer.take_out(). Returns its state."""

@@ -15,7 +15,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from deployments.channel.client import ChannelClient
-from deployments.channel.replica_info import Duty, ReplicaInfo, ReplicaState, Vacancy
+from deployments.channel.replica_info import ReplicaInfo, ReplicaState, ReplicaStatus, UnavailableReason
 from deployments.observe.log import log
 from deployments.routing.backlog import ReplicaBacklog, ServiceRate, backlog_s
 from deployments.routing.cold_start import ColdStart
@@ -94,7 +94,7 @@ class Pool:
     @property
     def drained(self) -> bool:
         """Whether there are replicas, and an operator has drained all of them."""
-        return bool(self._members) and all(m.channel.duty is Duty.DRAINED for m in self._members.values())
+        return bool(self._members) and all(m.channel.status is ReplicaStatus.DRAINED for m in self._members.values())
 
     @property
     def may_recover(self) -> bool:
@@ -118,13 +118,13 @@ class Pool:
         return None if self.up or self.drained or not self._asked else self._cold
 
     @property
-    def vacancy(self) -> Vacancy:
+    def unavailable_reason(self) -> UnavailableReason:
         """Why the pool is down. Only meaningful while it is."""
         if self._cold is None:
-            return Vacancy.DOWN
+            return UnavailableReason.DOWN
         if self._cold.starting:
-            return Vacancy.STARTING
-        return Vacancy.FAILING if self._cold.failing else Vacancy.ASLEEP
+            return UnavailableReason.STARTING
+        return UnavailableReason.FAILING if self._cold.failing else UnavailableReason.ASLEEP
 
     @property
     def wants_prefixes(self) -> bool:
@@ -268,7 +268,7 @@ class Pool:
 
     def _on_change(self) -> None:
         self._on_usable(sum(member.channel.usable for member in self._members.values()))
-        leaving = {name for name, member in self._members.items() if member.channel.duty is Duty.LEAVING}
+        leaving = {name for name, member in self._members.items() if member.channel.status is ReplicaStatus.LEAVING}
         self._departures += len(leaving - self._leaving)
         self._leaving = leaving
         for member in self._members.values():

@@ -12,7 +12,7 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from deployments.channel.replica_info import ReplicaInfo, ReplicaState, Vacancy
+from deployments.channel.replica_info import ReplicaInfo, ReplicaState, UnavailableReason
 from deployments.config.application import ModelConfig
 from deployments.config.routing_table import Route, RoutingTable
 from deployments.config.upstream import UpstreamConfig
@@ -135,9 +135,9 @@ class ServeBackend:
             raise ModelUnavailableError(RETRY_AFTER_S)
         await cold.wait()
 
-    def vacancy(self, pool: str) -> Vacancy:
+    def unavailable_reason(self, pool: str) -> UnavailableReason:
         """See Backend."""
-        return self._pools[pool].vacancy
+        return self._pools[pool].unavailable_reason
 
     def generate(
         self, model_id: str, requests: tuple[GenerateRequest, ...], streamed: bool, hints: RoutingHints

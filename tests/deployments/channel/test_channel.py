@@ -17,7 +17,7 @@ from deployments.channel import frames, handshake, link, messages, outgoing
 from deployments.channel.client import ChannelClient, ReplicaStream
 from deployments.channel.errors import ReplicaFaultError, StreamLostError
 from deployments.channel.messages import SCHEMA, Kind
-from deployments.channel.replica_info import Address, Duty, Load
+from deployments.channel.replica_info import Address, Load, ReplicaStatus
 from deployments.channel.server import ChannelServer, ServerLink
 from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
@@ -251,12 +251,12 @@ async def test_a_draining_replica_ends_what_it_has_and_takes_nothing_new(replica
         await until(lambda: replica.engine.engine.has_work)
         drained = asyncio.create_task(replica.server.drain(60.0))
         late = client.open((request("late"),), True)  # before it has heard
-        await until(lambda: client.duty is Duty.LEAVING)
+        await until(lambda: client.status is ReplicaStatus.LEAVING)
         assert not client.usable and not running.done() and not drained.done()
         with pytest.raises(StreamLostError):
             await collect(late)
         async with connected(replica, replica_id="again") as newcomer:
-            await until(lambda: newcomer.duty is Duty.LEAVING)
+            await until(lambda: newcomer.status is ReplicaStatus.LEAVING)
         assert ends(await running) == [("old", 0)]
         await drained
 
@@ -275,7 +275,7 @@ async def test_a_replica_out_of_rotation_keeps_its_streams_and_comes_back(replic
         running = asyncio.create_task(collect(client.open((request("old", 200),), True)))
         await until(lambda: replica.engine.engine.has_work)
         replica.server.take_out(None)
-        await until(lambda: client.duty is Duty.DRAINED)
+        await until(lambda: client.status is ReplicaStatus.DRAINED)
         assert not client.usable
         with pytest.raises(StreamLostError):
             await collect(client.open((request("late"),), True))
@@ -285,9 +285,9 @@ async def test_a_replica_out_of_rotation_keeps_its_streams_and_comes_back(replic
         assert ends(await collect(client.open((request("new"),), True))) == [("new", 0)]
         await replica.server.drain(0.01)
         replica.server.put_back()  # too late
-        await until(lambda: client.duty is Duty.LEAVING)
+        await until(lambda: client.status is ReplicaStatus.LEAVING)
         replica.server.take_out(None)
-        assert replica.server.duty is Duty.LEAVING
+        assert replica.server.status is ReplicaStatus.LEAVING
 
 
 async def test_after_its_time_a_replica_out_of_rotation_hands_its_streams_back(replica: Replica) -> None:

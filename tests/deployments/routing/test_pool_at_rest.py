@@ -13,7 +13,7 @@ from helpers_gateway import MODEL, FakeBackend, client, demo_model, demo_text, e
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from deployments.channel.replica_info import Address, Duty, Load, ReplicaInfo, Vacancy
+from deployments.channel.replica_info import Address, Load, ReplicaInfo, ReplicaStatus, UnavailableReason
 from deployments.config.application import ModelConfig
 from deployments.config.autoscaling import ScalingConfig
 from deployments.config.routing import RoutingConfig, compiled
@@ -33,7 +33,7 @@ class Replica:
     address: Address
     usable: bool = True
     connected: bool = True
-    duty: Duty = Duty.ACTIVE
+    status: ReplicaStatus = ReplicaStatus.ACTIVE
     load: Load = field(default_factory=Load)
 
     def retire(self) -> None:
@@ -134,14 +134,14 @@ async def test_it_is_listed_and_ready_while_it_rests_and_woken_once(monkeypatch:
     serve = Serve()
     async with backend(serve, monkeypatch) as b:
         assert list(b.models()) == ["a"] and b.models()["a"].max_model_len == 0
-        assert await b.ready() and b.vacancy("a") is Vacancy.ASLEEP and not serve.calls
+        assert await b.ready() and b.unavailable_reason("a") is UnavailableReason.ASLEEP and not serve.calls
         await asyncio.gather(*(b.awaken("a") for _ in range(4)))
         assert serve.calls == 1 and b.models()["a"].max_model_len == 512 and await b.ready()
         with pytest.raises(ModelUnavailableError):
             await b.awaken("a")  # it is up: that is not what it lacks
         serve.replicas = 0
         await until(lambda: b._pools["a"].cold_start is not None)
-        assert await b.ready() and b.vacancy("a") is Vacancy.ASLEEP
+        assert await b.ready() and b.unavailable_reason("a") is UnavailableReason.ASLEEP
         assert b.models()["a"].max_model_len == 512  # which is known now
 
 
@@ -149,14 +149,14 @@ async def test_one_that_fails_to_start_is_not_ready(monkeypatch: pytest.MonkeyPa
     serve = Serve(wakes=False)
     async with backend(serve, monkeypatch) as b:
         task = asyncio.create_task(b.awaken("a"))
-        await until(lambda: b.vacancy("a") is Vacancy.STARTING)
+        await until(lambda: b.unavailable_reason("a") is UnavailableReason.STARTING)
         assert await b.ready()
         task.cancel()
         cold = b._pools["a"].cold_start
         assert cold is not None
         cold.failing = True
         cold._task = None
-        assert not await b.ready() and b.vacancy("a") is Vacancy.FAILING
+        assert not await b.ready() and b.unavailable_reason("a") is UnavailableReason.FAILING
 
 
 async def test_one_taken_out_of_rotation_is_not_woken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ async def test_one_taken_out_of_rotation_is_not_woken(monkeypatch: pytest.Monkey
         await until(lambda: b._pools["a"].up)
         [member] = b._pools["a"]._members.values()
         channel: Any = member.channel
-        channel.usable, channel.duty = False, Duty.DRAINED
+        channel.usable, channel.status = False, ReplicaStatus.DRAINED
         assert b._pools["a"].cold_start is None
         with pytest.raises(ModelUnavailableError):
             await b.awaken("a")

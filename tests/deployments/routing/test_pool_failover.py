@@ -13,7 +13,7 @@ import pytest
 from fake_executor import FakeExecutor
 from helpers_gateway import demo_text
 
-from deployments.channel.replica_info import Address, Duty, Load, ReplicaInfo
+from deployments.channel.replica_info import Address, Load, ReplicaInfo, ReplicaStatus
 from deployments.channel.server import ChannelServer
 from deployments.config.routing_table import Limits
 from deployments.routing import pool as pool_module
@@ -211,7 +211,7 @@ async def test_a_new_request_waits_for_the_successor_that_is_there_already(told:
         [a] = b.serve.replicas
         right = await b.run(request(1))
         asked = b.serve.gate()
-        a.server._stand(Duty.LEAVING)
+        a.server._set_status(ReplicaStatus.LEAVING)
         if told == "before":
             await b.until(lambda: b.usable() == 0)
         running = asyncio.create_task(b.run(request(1)))
@@ -224,7 +224,7 @@ async def test_a_new_request_waits_for_the_successor_that_is_there_already(told:
 
 async def test_a_new_request_is_refused_once_there_is_no_successor() -> None:
     async with bench("a") as b:
-        b.serve.replicas[0].server._stand(Duty.LEAVING)
+        b.serve.replicas[0].server._set_status(ReplicaStatus.LEAVING)
         await b.until(lambda: b.usable() == 0)
         with pytest.raises(ModelUnavailableError):
             await b.run(request(1))

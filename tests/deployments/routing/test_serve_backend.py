@@ -18,7 +18,7 @@ from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
 
 from deployments.channel.errors import ReplicaFaultError, StreamLostError
-from deployments.channel.replica_info import Address, Duty, Load, ReplicaInfo
+from deployments.channel.replica_info import Address, Load, ReplicaInfo, ReplicaStatus
 from deployments.config.application import ModelConfig
 from deployments.config.routing import RoutingConfig, compiled
 from deployments.routing import pool as pool_module
@@ -88,7 +88,7 @@ class Replica:
     address: Address
     calls: list[list[Step]] = field(default_factory=list)
     usable: bool = True
-    duty: Duty = Duty.ACTIVE
+    status: ReplicaStatus = ReplicaStatus.ACTIVE
     load: Load = field(default_factory=Load)
     num_streams: int = 0
     queued_tokens: int = 0
@@ -266,12 +266,12 @@ async def test_a_pool_that_was_taken_out_of_rotation_is_not_waited_for(replicas:
     async with backend(a=one(), b=Handle(lambda: [info("b")])) as b:
         await settled(lambda: len(replicas) == 2)
         assert await b.ready()
-        replicas["b"].usable, replicas["b"].duty = False, Duty.DRAINED
+        replicas["b"].usable, replicas["b"].status = False, ReplicaStatus.DRAINED
         assert await b.ready()
-        replicas["b"].duty = Duty.LEAVING
+        replicas["b"].status = ReplicaStatus.LEAVING
         assert not await b.ready()
         for name in "ab":
-            replicas[name].usable, replicas[name].duty = False, Duty.DRAINED
+            replicas[name].usable, replicas[name].status = False, ReplicaStatus.DRAINED
         assert not await b.ready()
 
 
