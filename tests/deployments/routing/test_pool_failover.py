@@ -238,6 +238,9 @@ async def test_a_replica_out_of_rotation_lets_streams_end_or_sends_them_on() -> 
             running = [asyncio.create_task(b.run(request(i, max_tokens=300), streamed=i % 2 > 0)) for i in range(6)]
             a, other = b.serve.replicas
             await b.until(lambda: all(r.engine.stats().running for r in b.serve.replicas))
+            # All prompts are computed, so that only a new request can add to them.
+            await b.until(lambda: sum(r.engine.stats().running for r in b.serve.replicas) == 6)
+            await b.until(lambda: not any(r.engine.stats().pending_tokens for r in b.serve.replicas))
             a.server.take_out(within_s)
             await b.until(lambda: b.usable() == 1)
             before = a.engine.stats().prompt_tokens
