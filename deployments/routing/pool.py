@@ -23,7 +23,7 @@ from deployments.routing.errors import ReplicaSilentError
 from deployments.routing.policies.base import Policy, ReplicaView, RouteHint
 from deployments.routing.prefixes import PrefixIndex
 
-_POLL_S = 0.5  # seconds between two questions to Serve about which replicas there are
+POLL_S = 0.5  # seconds between two questions to Serve about which replicas there are
 _PATIENCE_S = 10.0  # seconds that a busy replica may take to answer
 _TTFT_WEIGHT = 0.2  # of the newest request in a replica's moving average: some five requests count
 _ANSWER_WEIGHT = 0.05  # of the newest answer in the pool's average length: some twenty count
@@ -60,6 +60,7 @@ class Pool:
         block_tokens: int,
         cold: ColdStart | None = None,
         on_usable: Callable[[int], None] = lambda replicas: None,
+        poll_s: float = POLL_S,
     ) -> None:
         self.name = name
         self.handle = handle
@@ -68,6 +69,7 @@ class Pool:
         self._rng = rng
         self._cold = cold
         self._on_usable = on_usable
+        self._poll_s = poll_s
         self._info: ReplicaInfo | None = None
         self.prefixes = PrefixIndex(_MAX_BLOCKS, block_tokens)
         self._members: dict[str, _Member] = {}
@@ -80,6 +82,16 @@ class Pool:
         self._leaving: set[str] = set()
         self._departures = 0  # replicas that have said that they leave
         self._departures_heard = 0  # those of them before Serve was last asked
+
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas Serve has named, connected or not."""
+        return len(self._members)
+
+    @property
+    def num_usable(self) -> int:
+        """How many replicas would take a request now."""
+        return sum(member.channel.usable for member in self._members.values())
 
     @property
     def up(self) -> bool:
@@ -156,10 +168,10 @@ class Pool:
                 load = member.channel.load
                 member.rate.observe(loop.time(), load.done_tokens, load.waiting > 0)
             if self._cold is None:
-                await asyncio.sleep(_POLL_S)
+                await asyncio.sleep(self._poll_s)
             else:
                 await self._cold.look()
-                await self._cold.answered(_POLL_S)
+                await self._cold.answered(self._poll_s)
 
     def choose(self, request: RouteHint, without: Collection[str]) -> ChannelClient | None:
         """The replica that gets a request, not one whose id is in `without`. None: no replica would take it."""
@@ -267,7 +279,7 @@ class Pool:
         self._answer_tokens += _ANSWER_WEIGHT * (tokens - self._answer_tokens)
 
     def _on_change(self) -> None:
-        self._on_usable(sum(member.channel.usable for member in self._members.values()))
+        self._on_usable(self.num_usable)
         leaving = {name for name, member in self._members.items() if member.channel.status is ReplicaStatus.LEAVING}
         self._departures += len(leaving - self._leaving)
         self._leaving = leaving

@@ -47,6 +47,10 @@ class PrefixIndex:
         """The number of different keys that replicas hold."""
         return len(self._holders)
 
+    def num_held(self, replica_id: str) -> int:
+        """How many blocks the replica is believed to hold."""
+        return len(self._held.get(replica_id, ()))
+
     def cached_tokens(self, keys: Chain) -> dict[str, int]:
         """For each replica that holds the first block: how many tokens from the beginning on it holds."""
         if not keys or not (alive := self._holders.get(keys[0], 0)):

@@ -24,7 +24,7 @@ from deployments.routing.errors import RETRY_AFTER_S, ModelUnavailableError, Una
 from deployments.routing.hints import RoutingHints
 from deployments.routing.plan import RouteRequest, Unfit, plan
 from deployments.routing.policies import POLICIES
-from deployments.routing.pool import Pool
+from deployments.routing.pool import POLL_S, Pool
 from deployments.routing.pool_destination import PoolDestination
 from deployments.routing.served_model import ServedModel
 from deployments.routing.table_feed import follow
@@ -64,12 +64,14 @@ class ServeBackend:
         handles: GraphHandles,
         location: Location | None = None,
         on_usable: Callable[[str, int], None] = lambda pool, replicas: None,
+        poll_s: float = POLL_S,
     ) -> None:
         """Connects to the router and the pools in the background.
 
         `models`: by name, the model of each pool and of each upstream that can stand alone. `on_usable` is called with
-        the name of a pool and the number of its replicas that would take a request from this gateway. Raises
-        ValueError when the key of an upstream cannot be read.
+        the name of a pool and the number of its replicas that would take a request from this gateway. `poll_s`:
+        seconds between two questions to the router, and to Serve about a pool. Raises ValueError when the key of an
+        upstream cannot be read.
         """
         self._gateways = handles.gateways
         self._by_pool = dict(models)
@@ -78,6 +80,7 @@ class ServeBackend:
         self._known: RoutingTable | None = None  # with what the pools say of themselves
         self._location = location or Location()
         self._on_usable = on_usable
+        self._poll_s = poll_s
         clock = asyncio.get_running_loop().time
         self._pools = {c.name: self._pool(c, handles.pools[c.name], clock) for c in configs}
         destinations: dict[str, Destination] = {
@@ -87,7 +90,7 @@ class ServeBackend:
         destinations |= {upstream.config.name: UpstreamDestination(upstream) for upstream in self._upstreams}
         self._dispatcher = Dispatcher(destinations, clock)
         self._watch = [asyncio.create_task(pool.watch()) for pool in self._pools.values()]
-        self._watch.append(asyncio.create_task(follow(handles.router, self._use)))
+        self._watch.append(asyncio.create_task(follow(handles.router, self._use, poll_s)))
 
     async def close(self) -> None:
         """Ends all connections and tasks of this gateway. No request may be under way."""
@@ -241,4 +244,4 @@ class ServeBackend:
             most = config.max_ongoing_requests
             cold = ColdStart(name, handle, serve_trouble(handle), config.cold_start_timeout_s, most, clock)
         usable = partial(self._on_usable, name)
-        return Pool(name, handle, policy, learn, random.Random(), config.engine.block_size, cold, usable)
+        return Pool(name, handle, policy, learn, random.Random(), config.engine.block_size, cold, usable, self._poll_s)

@@ -12,11 +12,13 @@ from deployments.config.routing_table import RoutingTable
 from deployments.observe.log import log
 from deployments.ray_serve.handles import CALL_ERRORS
 
-_POLL_S = 0.5  # seconds between two questions: how late a change of the table may take effect
+POLL_S = 0.5  # seconds between two questions: how late a change of the table may take effect
 _PATIENCE_S = 2.0  # seconds that the router may take to answer
 
 
-async def follow(router: DeploymentHandle[Any], on_table: Callable[[RoutingTable], None]) -> None:
+async def follow(
+    router: DeploymentHandle[Any], on_table: Callable[[RoutingTable], None], poll_s: float = POLL_S
+) -> None:
     """Asks ModelRouter for its table until cancelled, and calls `on_table` with each new one.
 
     While the router does not answer, the gateway keeps the table that it has.
@@ -38,4 +40,4 @@ async def follow(router: DeploymentHandle[Any], on_table: Callable[[RoutingTable
                 on_table(table)
         finally:
             call.cancel()
-        await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(poll_s)

@@ -17,9 +17,9 @@ from deployments.channel.replica_info import Address, Load, ReplicaInfo, Replica
 from deployments.config.application import ModelConfig
 from deployments.config.autoscaling import ScalingConfig
 from deployments.config.routing import RoutingConfig, compiled
+from deployments.routing import cold_start
 from deployments.routing import pool as pool_module
 from deployments.routing import serve_backend as backend_module
-from deployments.routing import table_feed
 from deployments.routing.errors import ModelUnavailableError
 from deployments.routing.serve_backend import GraphHandles, ServeBackend
 from deployments.routing.served_model import ServedModel
@@ -50,6 +50,9 @@ class Serve:
     replicas: int = 0
     wakes: bool = True
     calls: int = 0
+    trouble: str | None = None
+    connections: list[Replica] = field(default_factory=list)
+    usable: int = 0
 
     def broadcast(self, method: str) -> Serve:
         return self
@@ -96,26 +99,26 @@ async def _value(value: Any) -> Any:
 
 @asynccontextmanager
 async def backend(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ServeBackend]:
-    members: list[Replica] = []
-
     def connect(address: Address, *_: object) -> Replica:
-        members.append(Replica(address))
-        return members[-1]
+        serve.connections.append(Replica(address))
+        return serve.connections[-1]
 
-    async def calm() -> None:
-        return None
+    async def trouble() -> str | None:
+        return serve.trouble
+
+    def on_usable(pool: str, replicas: int) -> None:
+        serve.usable = replicas
 
     monkeypatch.setattr(pool_module, "ChannelClient", connect)
-    monkeypatch.setattr(pool_module, "_POLL_S", 0.002)
-    monkeypatch.setattr(table_feed, "_POLL_S", 0.002)
-    monkeypatch.setattr(backend_module, "serve_trouble", lambda handle: calm)
+    monkeypatch.setattr(cold_start, "_CALL_S", 0.01)
+    monkeypatch.setattr(backend_module, "serve_trouble", lambda handle: trouble)
     config = ModelConfig(name="a", replicas=0, autoscaling=ScalingConfig(min_replicas=0), engine=EngineConfig("none"))
     tasks = asyncio.all_tasks()
     router: Any = Router()
     pool: Any = serve
-    made = ServeBackend(
-        {"a": ServedModel("a", 0, "tests", 0, demo_text())}, (config,), (), GraphHandles(router, {"a": pool}, pool)
-    )
+    models = {"a": ServedModel("a", 0, "tests", 0, demo_text())}
+    handles = GraphHandles(router, {"a": pool}, pool)
+    made = ServeBackend(models, (config,), (), handles, on_usable=on_usable, poll_s=0.002)
     try:
         await made.acquaint(60)
         yield made
@@ -140,7 +143,7 @@ async def test_it_is_listed_and_ready_while_it_rests_and_woken_once(monkeypatch:
         with pytest.raises(ModelUnavailableError):
             await b.awaken("a")  # it is up: that is not what it lacks
         serve.replicas = 0
-        await until(lambda: b._pools["a"].cold_start is not None)
+        await until(lambda: not serve.usable)
         assert await b.ready() and b.unavailable_reason("a") is UnavailableReason.ASLEEP
         assert b.models()["a"].max_model_len == 512  # which is known now
 
@@ -152,21 +155,18 @@ async def test_one_that_fails_to_start_is_not_ready(monkeypatch: pytest.MonkeyPa
         await until(lambda: b.unavailable_reason("a") is UnavailableReason.STARTING)
         assert await b.ready()
         task.cancel()
-        cold = b._pools["a"].cold_start
-        assert cold is not None
-        cold.failing = True
-        cold._task = None
-        assert not await b.ready() and b.unavailable_reason("a") is UnavailableReason.FAILING
+        serve.trouble = "no room"
+        await until(lambda: b.unavailable_reason("a") is UnavailableReason.FAILING)
+        assert not await b.ready()
 
 
 async def test_one_taken_out_of_rotation_is_not_woken(monkeypatch: pytest.MonkeyPatch) -> None:
     serve = Serve(replicas=1)
     async with backend(serve, monkeypatch) as b:
-        await until(lambda: b._pools["a"].up)
-        [member] = b._pools["a"]._members.values()
-        channel: Any = member.channel
-        channel.usable, channel.status = False, ReplicaStatus.DRAINED
-        assert b._pools["a"].cold_start is None
+        await until(lambda: serve.usable == 1)
+        [connection] = serve.connections
+        connection.usable, connection.status = False, ReplicaStatus.DRAINED
+        assert not await b.ready()
         with pytest.raises(ModelUnavailableError):
             await b.awaken("a")
         assert not serve.calls

@@ -13,10 +13,9 @@ import pytest
 from fake_executor import FakeExecutor
 from helpers_gateway import demo_text
 
-from deployments.channel.replica_info import Address, Load, ReplicaInfo, ReplicaStatus
+from deployments.channel.replica_info import Address, Load, ReplicaInfo
 from deployments.channel.server import ChannelServer
 from deployments.config.routing_table import Limits
-from deployments.routing import pool as pool_module
 from deployments.routing.destinations import RoutedRequest
 from deployments.routing.dispatch import Dispatcher
 from deployments.routing.errors import ModelUnavailableError, OverloadedError, ReplicaLostError, ReplicaSilentError
@@ -110,7 +109,7 @@ class Bench:
                 await asyncio.sleep(0.001)
 
     def usable(self) -> int:
-        return sum(member.channel.usable for member in self.pool._members.values())
+        return self.pool.num_usable
 
 
 @asynccontextmanager
@@ -118,7 +117,7 @@ async def bench(names: str = "ab", max_queue_s: float | None = None) -> AsyncIte
     serve = Serve([await Replica.start(name) for name in names])
     everyone = list(serve.replicas)
     policy = POLICIES.get("prefix_affinity")()
-    pool = Pool("pool", serve, policy, lambda info: None, random.Random(1), 16)  # type: ignore[arg-type]
+    pool = Pool("pool", serve, policy, lambda info: None, random.Random(1), 16, poll_s=0.01)  # type: ignore[arg-type]
     clock = asyncio.get_running_loop().time
     destination = PoolDestination(pool, max_queue_s, clock)
     made = Bench(serve, pool, destination, Dispatcher({"pool": destination}, clock))
@@ -131,11 +130,6 @@ async def bench(names: str = "ab", max_queue_s: float | None = None) -> AsyncIte
         pool.close()
         for replica in {id(r): r for r in [*everyone, *serve.replicas]}.values():
             await replica.stop()
-
-
-@pytest.fixture(autouse=True)
-def quick_poll(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "_POLL_S", 0.01)
 
 
 def request(number: int, **changes: Any) -> GenerateRequest:
@@ -152,7 +146,7 @@ async def test_a_killed_replica_under_many_streams_is_not_noticed() -> None:
         a.kill()
         assert await asyncio.gather(*running) == right
         assert b.usable() == 1
-        assert not b.pool.prefixes._held.get("a")
+        assert b.pool.prefixes.num_held("a") == 0
 
 
 async def test_the_only_replica_is_missed() -> None:
@@ -176,7 +170,7 @@ async def test_a_stream_waits_for_the_successor_of_the_only_replica() -> None:
         a.kill()
         await b.until(lambda: not b.pool.up)  # else it looks as if Serve had taken it out
         b.serve.replicas.clear()
-        await b.until(lambda: not b.pool._members)
+        await b.until(lambda: not b.pool.num_replicas)
         with pytest.raises(ModelUnavailableError):
             await b.run(request(2))  # nobody has got anything of this one: its client may ask again
         assert not running.done()
@@ -195,7 +189,7 @@ async def test_nobody_waits_for_a_replica_that_was_taken_out(how: str) -> None:
             await a.server.drain(0.01)
         elif how == "taken":
             b.serve.replicas.clear()
-            await b.until(lambda: not b.pool._members)
+            await b.until(lambda: not b.pool.num_replicas)
         else:
             a.server.take_out(0.01)
         if how != "drained":
@@ -211,7 +205,7 @@ async def test_a_new_request_waits_for_the_successor_that_is_there_already(told:
         [a] = b.serve.replicas
         right = await b.run(request(1))
         asked = b.serve.gate()
-        a.server._set_status(ReplicaStatus.LEAVING)
+        leaving = asyncio.create_task(a.server.drain(0))
         if told == "before":
             await b.until(lambda: b.usable() == 0)
         running = asyncio.create_task(b.run(request(1)))
@@ -220,11 +214,12 @@ async def test_a_new_request_waits_for_the_successor_that_is_there_already(told:
         assert not running.done()
         asked.set()
         assert await running == right and b.serve.replicas[0].engine.stats().generated_tokens == 40
+        await leaving
 
 
 async def test_a_new_request_is_refused_once_there_is_no_successor() -> None:
     async with bench("a") as b:
-        b.serve.replicas[0].server._set_status(ReplicaStatus.LEAVING)
+        await b.serve.replicas[0].server.drain(0)
         await b.until(lambda: b.usable() == 0)
         with pytest.raises(ModelUnavailableError):
             await b.run(request(1))
@@ -305,16 +300,17 @@ async def test_equal_prompts_follow_their_prefix_and_replicas_tell_what_they_hav
         owner = max(b.serve.replicas, key=lambda r: r.engine.stats().prompt_tokens)
         b.pool.prefixes.forget(owner.name)  # another gateway would not know either
         owner.server.prefixes.update([])
-        await b.until(lambda: bool(b.pool.prefixes._held.get(owner.name)))
+        await b.until(lambda: b.pool.prefixes.num_held(owner.name) > 0)
 
 
 async def test_a_new_gateway_hears_of_the_prefixes_that_are_there() -> None:
     async with bench("a") as b:
         await b.run(request(1))
         await b.until(lambda: len(b.serve.replicas[0].server.prefixes.all) > 0)
-        other = Pool("pool", b.serve, POLICIES.get("prefix_affinity")(), lambda info: None, random.Random(1), 16)  # type: ignore[arg-type]
+        policy = POLICIES.get("prefix_affinity")()
+        other = Pool("pool", b.serve, policy, lambda info: None, random.Random(1), 16, poll_s=0.01)  # type: ignore[arg-type]
         watch = asyncio.create_task(other.watch())
-        await b.until(lambda: bool(other.prefixes._held.get("a")))
+        await b.until(lambda: other.prefixes.num_held("a") > 0)
         watch.cancel()
         other.close()
 

@@ -73,11 +73,10 @@ class Handle:
         return Call(None if known == self._made._table.revision else self._made._table)
 
 
-async def test_a_gateway_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_feed, "_POLL_S", 0.0)
+async def test_a_gateway_follows() -> None:
     r, got = router(), list[RoutingTable]()
     handle = Handle(r, [TimeoutError()])
-    task = asyncio.create_task(table_feed.follow(handle, got.append))  # type: ignore[arg-type]
+    task = asyncio.create_task(table_feed.follow(handle, got.append, poll_s=0.0))  # type: ignore[arg-type]
 
     async def until(count: int) -> None:
         async with asyncio.timeout(60):

@@ -125,8 +125,6 @@ class Replicas(dict[str, Replica]):
 def replicas(monkeypatch: pytest.MonkeyPatch) -> Iterator[Replicas]:
     made = Replicas()
     monkeypatch.setattr(pool_module, "ChannelClient", made.connect)
-    monkeypatch.setattr(pool_module, "_POLL_S", 0.002)
-    monkeypatch.setattr(table_feed, "_POLL_S", 0.002)
     yield made
 
 
@@ -204,7 +202,7 @@ async def backend(
     router = router or Router(pools)
     tasks = asyncio.all_tasks()
     made = ServeBackend(  # type: ignore[arg-type]
-        models, configs, (), GraphHandles(router, pools, gateways or Handle(list)), on_usable=on_usable
+        models, configs, (), GraphHandles(router, pools, gateways or Handle(list)), on_usable=on_usable, poll_s=0.002
     )
     try:
         await settled(lambda: all(handle.asked > 1 for handle in pools.values()) and len(router.made) > 1)
@@ -225,6 +223,18 @@ async def run(b: ServeBackend, request: GenerateRequest = REQUEST, model: str = 
     return [
         t async for deltas in b.generate(model, (request,), True, RoutingHints()) for d in deltas for t in d.token_ids
     ]
+
+
+async def take_turn(b: ServeBackend, replicas: Replicas, name: str) -> None:
+    """Has the replica serve a request, so that it is the others' turn."""
+    others = [replica for other, replica in replicas.items() if other != name]
+    for replica in others:
+        replica.usable = False
+    replicas[name].calls.insert(0, GOOD)
+    assert await run(b) == [1, 2]
+    replicas[name].streams.clear()
+    for replica in others:
+        replica.usable = True
 
 
 def rpc_error(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
@@ -297,7 +307,7 @@ async def test_a_replica_lost_before_the_first_token_is_replaced_by_another(
 ) -> None:
     replicas["a"].calls, replicas["b"].calls = [[loss]], [GOOD]
     async with backend(a=Handle(lambda: [info("a"), info("b")])) as b:
-        b._pools["a"]._members["b"].last_chosen = 1  # it is a's turn
+        await take_turn(b, replicas, "b")
         assert await run(b) == [1, 2]
     assert [s.closed for name in "ab" for s in replicas[name].streams] == [True, True]
 
@@ -309,7 +319,7 @@ async def test_replicas_lost_later_one_after_the_other_end_it_with_an_error(
     replicas["a"].calls, replicas["b"].calls = [[token(1), loss]], [[loss]]
     seen: list[TokenDelta] = []
     async with backend(a=Handle(lambda: [info("a"), info("b")])) as b:
-        b._pools["a"]._members["b"].last_chosen = 1  # it is a's turn
+        await take_turn(b, replicas, "b")
         replicas["a"].calls.append([loss])
         with pytest.raises(ReplicaLostError):
             async for deltas in b.generate("a", (REQUEST,), True, RoutingHints()):
@@ -412,7 +422,7 @@ async def test_the_next_pool_serves_when_the_first_is_down_lost_or_full(replicas
 async def test_a_full_replica_is_not_a_full_pool(replicas: Replicas) -> None:
     replicas["a"].calls, replicas["b"].calls = [[QueueFullError("full")]], [GOOD]
     async with backend(a=Handle(lambda: [info("a"), info("b")])) as b:
-        b._pools["a"]._members["b"].last_chosen = 1
+        await take_turn(b, replicas, "b")
         assert await run(b) == [1, 2]
     assert len(replicas["a"].streams) == 1
 
