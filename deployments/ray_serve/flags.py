@@ -21,6 +21,8 @@ _SERVE = {
     # Milliseconds: how stale Ray's own metrics may be. 1000 is the least Ray accepts; its own default is 10000.
     "RAY_metrics_report_interval_ms": "1000",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray lowers the priority of its workers' processes (15): anything else on the machine would slow every token.
+    "RAY_worker_niceness": "0",
     # Header limits and clean request ids inside Serve's HTTP proxy, before any deployment is called.
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.ray_serve.proxy_guard.middlewares",
 }

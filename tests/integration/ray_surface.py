@@ -71,6 +71,7 @@ class Probe:
             "to stderr": [h.stream.name for h in handlers if type(h) is logging.StreamHandler],
             "separate router": handle._is_router_running_in_separate_loop(),
             "address": get_node_ip_address(),
+            "niceness": os.getpriority(os.PRIO_PROCESS, 0),
             "broadcast": answers == [os.getpid()],
         }
 
@@ -187,6 +188,7 @@ def main() -> None:
         until(lambda: not node.poll())
         facts["started"] = node.poll() == ""
         facts["driver"] = {"faults": [*private.switch_faults(), *private.node_faults()], "alive": node.alive()}
+        facts["driver"]["niceness"] = os.getpriority(os.PRIO_PROCESS, 0)
         ask = Asking()
         facts["replica"] = ask("facts")
         facts["logs"] = str(Path(node.logs).resolve())

@@ -43,6 +43,10 @@ def test_messages_take_the_cheap_path(facts: dict[str, Any]) -> None:
     assert replica["log buffers"] == [1000] and replica["to stderr"] == []
 
 
+def test_replicas_run_at_the_priority_of_whoever_started_the_server(facts: dict[str, Any]) -> None:
+    assert facts["replica"]["niceness"] == facts["driver"]["niceness"]
+
+
 def test_a_call_reaches_all_replicas(facts: dict[str, Any]) -> None:
     assert facts["replica"]["broadcast"]
 
