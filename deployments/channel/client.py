@@ -9,6 +9,7 @@ from itertools import count
 
 from deployments.channel.errors import StreamLostError, from_words
 from deployments.channel.frames import FrameError, Message
+from deployments.channel.link import BEAT_S
 from deployments.channel.merging import merged
 from deployments.channel.messages import SCHEMA, WINDOW, Kind, to_load, unpack_deltas
 from deployments.channel.prefix_news import split
@@ -18,7 +19,8 @@ from deployments.observe.log import log
 from engine.types import GenerateRequest, TokenDelta
 
 _CONNECT_S = 5.0
-_BACKOFF_S, _MAX_BACKOFF_S = 0.05, 1.0
+BACKOFF_S = 0.05  # seconds before a connection is tried again; doubles with each failure
+_MAX_BACKOFF = 20  # times BACKOFF_S, after many failures
 
 
 class ChannelClient:
@@ -37,15 +39,19 @@ class ChannelClient:
         rng: random.Random,
         on_prefixes: Callable[[list[bytes], list[bytes]], None] = lambda added, removed: None,
         on_answer: Callable[[int], None] = lambda tokens: None,
+        backoff_s: float = BACKOFF_S,
+        beat_s: float = BEAT_S,
     ) -> None:
         self.address = address
         self.on_prefixes = on_prefixes
         self.on_answer = on_answer
+        self.beat_s = beat_s
         self.load = Load()
         self.num_streams = 0
         self.queued_tokens = 0
         self.status = ReplicaStatus.ACTIVE
         self._on_change = on_change
+        self._backoff_s = backoff_s
         self._rng = rng
         self._link: ClientLink | None = None
         self._retired = False
@@ -124,7 +130,7 @@ class ChannelClient:
         self._on_change()
 
     async def _keep_connected(self) -> None:
-        loop, delay_s = asyncio.get_running_loop(), _BACKOFF_S
+        loop, delay_s = asyncio.get_running_loop(), self._backoff_s
         while not self._retired:
             try:
                 async with asyncio.timeout(_CONNECT_S):
@@ -137,16 +143,16 @@ class ChannelClient:
                 self._link = link
                 await link.gone.wait()
                 if link.ready:
-                    delay_s = _BACKOFF_S
+                    delay_s = self._backoff_s
             await asyncio.sleep(delay_s * self._rng.uniform(0.5, 1.5))
-            delay_s = min(2 * delay_s, _MAX_BACKOFF_S)
+            delay_s = min(2 * delay_s, _MAX_BACKOFF * self._backoff_s)
 
 
 class ClientLink(CallingLink):
     """One connection to the replica."""
 
     def __init__(self, client: ChannelClient) -> None:
-        super().__init__(client.address.secret, SCHEMA)
+        super().__init__(client.address.secret, SCHEMA, client.beat_s)
         self.gone = asyncio.Event()
         self._client = client
         self._streams: dict[int, ReplicaStream] = {}
@@ -229,6 +235,11 @@ class ReplicaStream:
             link.send((Kind.OPEN, self._number, streamed, requests))
         except FrameError as error:
             self.fail(error)
+
+    @property
+    def num_buffered(self) -> int:
+        """How many messages have arrived that the reader has not taken."""
+        return len(self._packed)
 
     async def begin(self) -> None:
         """Waits until deltas have arrived. Raises the same errors as the iterator."""

@@ -20,11 +20,12 @@ _BUFFER_BYTES = 256 * 1024  # unsent bytes from which on the connection counts a
 class Link(asyncio.Protocol):
     """One connection. Before `ready`, only short messages are read from the peer: it has not proved who it is."""
 
-    def __init__(self) -> None:
+    def __init__(self, beat_s: float = BEAT_S) -> None:
         self._loop = asyncio.get_running_loop()
         self._reader = Reader(HANDSHAKE_BYTES)
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._beat_s = beat_s
         self._silent = 0  # beats
         self.ready = False
         self.congested = False  # more than _BUFFER_BYTES are unsent
@@ -77,7 +78,7 @@ class Link(asyncio.Protocol):
         """See asyncio.Protocol."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=_BUFFER_BYTES)
-        self._timer = self._loop.call_later(BEAT_S, self._beat)
+        self._timer = self._loop.call_later(self._beat_s, self._beat)
         self.on_connected()
 
     def data_received(self, data: bytes) -> None:
@@ -115,4 +116,4 @@ class Link(asyncio.Protocol):
             return
         if self.ready:
             self.send((Kind.BEAT,))
-        self._timer = self._loop.call_later(BEAT_S, self._beat)
+        self._timer = self._loop.call_later(self._beat_s, self._beat)

@@ -11,8 +11,8 @@ from deployments.channel.messages import Kind
 class ListeningLink(Link):
     """The replica's end. `schema` is a digest of all messages' fields; the other end must have the same."""
 
-    def __init__(self, secret: bytes, schema: str) -> None:
-        super().__init__()
+    def __init__(self, secret: bytes, schema: str, beat_s: float) -> None:
+        super().__init__(beat_s)
         self._secret = secret
         self._schema = schema
         self._nonce = handshake.nonce()
@@ -46,8 +46,8 @@ class ListeningLink(Link):
 class CallingLink(Link):
     """The gateway's end. For `schema` see ListeningLink."""
 
-    def __init__(self, secret: bytes, schema: str) -> None:
-        super().__init__()
+    def __init__(self, secret: bytes, schema: str, beat_s: float) -> None:
+        super().__init__(beat_s)
         self._secret = secret
         self._schema = schema
         self._wanted = b""  # the peer's proof

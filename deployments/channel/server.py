@@ -10,6 +10,7 @@ from itertools import count
 
 from deployments.channel.errors import DrainingError, to_words
 from deployments.channel.frames import FrameError, Message
+from deployments.channel.link import BEAT_S
 from deployments.channel.messages import SCHEMA, WINDOW, Kind, to_request
 from deployments.channel.outgoing import OpenStream, Outgoing
 from deployments.channel.pacing import PacedStream, Pacer
@@ -31,10 +32,11 @@ class ChannelServer:
     open streams of all gateways together.
     """
 
-    def __init__(self, engine: AsyncEngine, secret: bytes, max_streams: int) -> None:
+    def __init__(self, engine: AsyncEngine, secret: bytes, max_streams: int, beat_s: float = BEAT_S) -> None:
         self._engine = engine
         self._pacer = Pacer(asyncio.get_running_loop())
         self.secret = secret
+        self.beat_s = beat_s
         self._max_streams = max_streams
         self._links: set[ServerLink] = set()
         self._server: asyncio.Server | None = None
@@ -88,6 +90,11 @@ class ChannelServer:
     def num_streams(self) -> int:
         """How many streams of all gateways are open."""
         return self._num_streams
+
+    @property
+    def links(self) -> tuple[ServerLink, ...]:
+        """The connections of all gateways, also those whose handshake is not done."""
+        return tuple(self._links)
 
     async def close(self, within_s: float) -> None:
         """Ends every connection, after all unsent messages have been sent or `within_s` seconds have passed."""
@@ -185,7 +192,7 @@ class ServerLink(ListeningLink):
     """One gateway's connection. Deltas that its streams get in one step are sent as one message."""
 
     def __init__(self, server: ChannelServer) -> None:
-        super().__init__(server.secret, SCHEMA)
+        super().__init__(server.secret, SCHEMA, server.beat_s)
         self._server = server
         self._open: dict[int, OpenStream] = {}
         self._numbers: dict[PacedStream, int] = {}

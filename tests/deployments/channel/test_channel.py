@@ -66,7 +66,7 @@ class Replica:
 @asynccontextmanager
 async def connected(replica: Replica, **changes: Any) -> AsyncIterator[ChannelClient]:
     address = Address(**{**{f: getattr(replica.address, f) for f in Address.__match_args__}, **changes})
-    client = ChannelClient(address, lambda: None, random.Random(0))
+    client = ChannelClient(address, lambda: None, random.Random(0), backoff_s=0.001, beat_s=replica.server.beat_s)
     try:
         if not changes:
             await until(lambda: client.usable)
@@ -87,12 +87,6 @@ async def replica() -> AsyncIterator[Replica]:
 async def client(replica: Replica) -> AsyncIterator[ChannelClient]:
     async with connected(replica) as made:
         yield made
-
-
-@pytest.fixture(autouse=True)
-def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "_BACKOFF_S", 0.001)
-    monkeypatch.setattr(client_module, "_MAX_BACKOFF_S", 0.005)
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -153,7 +147,7 @@ async def test_a_bound_on_streams(replica: Replica, client: ChannelClient) -> No
     with pytest.raises(QueueFullError):
         await collect(client.open((request("over"),), True))
     running[0].close()
-    await until(lambda: replica.server._num_streams == 1)
+    await until(lambda: replica.server.num_streams == 1)
     assert ends(await collect(client.open((request("next"),), True))) == [("next", 0)]
     running[1].close()
 
@@ -178,14 +172,14 @@ async def test_a_gateway_that_dies_frees_everything(replica: Replica) -> None:
         streams = [client.open((request(str(i), LONG),), True) for i in range(3)]
         await anext(streams[0])
     await until(replica.idle)
-    assert not replica.server._links
+    assert not replica.server.links
 
 
 async def test_a_replica_that_dies_is_noticed_at_once_by_every_stream(replica: Replica, client: ChannelClient) -> None:
     streams = [client.open((request(str(i), LONG, n=2),), True) for i in range(3)]
     first = await anext(streams[0])
     replica.executor.step_s = 0.02
-    for server_link in replica.server._links:
+    for server_link in replica.server.links:
         server_link.drop("killed")
     for stream in streams:
         with pytest.raises(StreamLostError):
@@ -201,9 +195,9 @@ async def test_a_replica_that_dies_is_noticed_at_once_by_every_stream(replica: R
 async def test_what_had_arrived_before_the_loss_is_still_given(replica: Replica, client: ChannelClient) -> None:
     done, cut = client.open((request("done", 5),), True), client.open((request("cut", LONG),), True)
     await until(lambda: done.started)
-    await until(lambda: done._number not in {n for s in replica.server._links for n in s._open})
     await until(lambda: cut.started)
-    for server_link in replica.server._links:
+    await until(lambda: replica.server.num_streams == 1)
+    for server_link in replica.server.links:
         server_link.drop("killed")
     await until(lambda: not client.usable)
     assert ends(await collect(done)) == [("done", 0)]
@@ -309,7 +303,7 @@ async def test_a_retired_replica_is_left_when_its_streams_have_ended(replica: Re
     client.retire()
     assert not client.usable
     assert ends(await running) == [("old", 0)]
-    await until(lambda: not replica.server._links)
+    await until(lambda: not replica.server.links)
 
 
 # ----------------------------------------------------------------------------------------- who is let in, and lies
@@ -353,7 +347,7 @@ async def test_strangers_are_hung_up_on(replica: Replica, client: ChannelClient,
     (hello,) = frames.Reader().feed(heard) if heard else ((Kind.HELLO,),)
     assert hello[0] == Kind.HELLO
     assert ends(await running) == [("old", 0)]
-    assert len(replica.server._links) == 1
+    assert len(replica.server.links) == 1
 
 
 async def test_a_proof_is_good_for_one_connection(replica: Replica) -> None:
@@ -403,9 +397,8 @@ async def test_a_server_that_does_not_know_the_secret_gets_no_request() -> None:
         writer.close()
 
     server = await asyncio.start_server(liar, "127.0.0.1", 0)
-    client = ChannelClient(
-        Address("r", "127.0.0.1", server.sockets[0].getsockname()[1], SECRET), lambda: None, random.Random(0)
-    )
+    address = Address("r", "127.0.0.1", server.sockets[0].getsockname()[1], SECRET)
+    client = ChannelClient(address, lambda: None, random.Random(0), backoff_s=0.001)
     await until(lambda: connections >= 3)
     assert not client.usable
     client.close()
@@ -415,8 +408,8 @@ async def test_a_server_that_does_not_know_the_secret_gets_no_request() -> None:
 async def test_another_version_is_not_talked_to(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "SCHEMA", "other")
     async with connected(replica, replica_id="other") as client:
-        await until(lambda: replica.server._links)
-        await until(lambda: not replica.server._links)
+        await until(lambda: replica.server.links)
+        await until(lambda: not replica.server.links)
         assert not client.usable
 
 
@@ -448,7 +441,7 @@ async def test_a_gateway_that_talks_nonsense_loses_its_connection(
 
 async def test_silence_is_a_loss(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection over which nothing comes any more, not even its end."""
-    monkeypatch.setattr(link, "BEAT_S", 0.005)
+    replica.server.beat_s = 0.005
     async with connected(replica) as client:
         await until(lambda: client.usable)
         stream = client.open((request(max_tokens=LONG),), True)
@@ -457,11 +450,11 @@ async def test_silence_is_a_loss(replica: Replica, monkeypatch: pytest.MonkeyPat
         replica.engine.abort("r")
         with pytest.raises(StreamLostError):
             await collect(stream)
-    await until(lambda: not replica.server._links)
+    await until(lambda: not replica.server.links)
 
 
 async def test_beats_keep_an_idle_connection(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "BEAT_S", 0.002)
+    replica.server.beat_s = 0.002
     async with connected(replica) as client:
         first = client._link
         beats = 0
@@ -477,10 +470,10 @@ async def test_beats_keep_an_idle_connection(replica: Replica, monkeypatch: pyte
         assert client._link is first and client.usable
 
 
-async def test_a_stranger_that_says_nothing_is_hung_up_on(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "BEAT_S", 0.002)
+async def test_a_stranger_that_says_nothing_is_hung_up_on(replica: Replica) -> None:
+    replica.server.beat_s = 0.002
     await talk(replica)
-    await until(lambda: not replica.server._links)
+    await until(lambda: not replica.server.links)
 
 
 async def test_a_slow_reader_holds_nobody_up_and_keeps_little(replica: Replica, client: ChannelClient) -> None:
@@ -489,20 +482,20 @@ async def test_a_slow_reader_holds_nobody_up_and_keeps_little(replica: Replica, 
     for i in range(6):
         assert ends(await collect(client.open((request(str(i), 100),), True))) == [(str(i), 0)]
     await until(lambda: not replica.engine.engine.has_work)
-    assert len(slow._packed) <= messages.WINDOW
+    assert slow.num_buffered <= messages.WINDOW
     deltas = await collect(slow)
     assert sum(len(d.token_ids) for d in deltas) == LONG and ends(deltas) == [("slow", 0)]
     assert len(deltas) < messages.WINDOW
-    await until(lambda: not any(server_link._open for server_link in replica.server._links))
+    await until(lambda: not replica.server.num_streams)
 
 
 async def test_a_congested_connection_lets_tokens_gather(replica: Replica, client: ChannelClient) -> None:
-    (server_link,) = replica.server._links
+    (server_link,) = replica.server.links
     stream = client.open((request(max_tokens=LONG),), True)
     await anext(stream)
     server_link.pause_writing()
     await until(lambda: not replica.engine.engine.has_work)
-    before = len(stream._packed)
+    before = stream.num_buffered
     server_link.resume_writing()
     deltas = await collect(stream)
     assert ends(deltas) == [("r", 0)] and len(deltas) <= before + 2

@@ -60,7 +60,7 @@ class Replica:
         """As SIGKILL would look from outside."""
         assert self.server._server is not None
         self.server._server.close()
-        for link in list(self.server._links):
+        for link in self.server.links:
             link.drop("killed")
 
     async def stop(self) -> None:
