@@ -10,9 +10,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-# Tests run in as many processes; those with servers share one of them.
+# Tests run in as many processes; those with real servers follow, one after another.
 WORKERS ?= logical
-PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+PYTEST  := $(BIN)/python -m pytest -n $(WORKERS)
 
 .PHONY: serve install test test-fast fuzz coverage system-packages lint type fmt bench pin size clean
 
@@ -32,7 +32,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 test: lint type system-packages
-	$(PYTEST) -rs
+	$(PYTEST) -rs -m 'not ray'
+	$(BIN)/python -m pytest -rs -m ray
 
 test-fast: $(STAMP)
 	$(PYTEST) -q -m 'not ray and not sockets and not slow'

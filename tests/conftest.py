@@ -23,9 +23,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.get_closest_marker(name) for name in _MAY_RUN_TWICE):
             item.add_marker(pytest.mark.flaky(reruns=1))
-        if item.get_closest_marker("ray"):
-            # Servers are shared by the tests that follow each other, so one worker runs all of these.
-            item.add_marker(pytest.mark.xdist_group("servers"))
 
 
 @pytest.fixture(scope="session")
