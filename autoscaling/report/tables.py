@@ -11,11 +11,11 @@ from rich.table import Table
 _WIDTH = 10_000  # columns: wider than any table, so that rich neither folds nor cuts a cell
 
 
-def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned with spaces: the first column to the left, the others, which hold numbers, to the right."""
+def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]], first_number: int | None = 1) -> str:
+    """Aligned with spaces: to the left, but to the right from the column `first_number` on (None: nowhere)."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for i, name in enumerate(heads):
-        table.add_column(name, justify="right" if i else "left", no_wrap=True)
+        table.add_column(name, justify="left" if first_number is None or i < first_number else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     out = io.StringIO()

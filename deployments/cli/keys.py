@@ -103,14 +103,10 @@ def _rotate(command: Command) -> None:
 
 def print_table(rows: Sequence[Sequence[object]], right: int | None = None) -> None:
     """Columns as wide as they must be; those from index `right` on are numbers."""
-    texts = [[str(cell) for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in texts) for i in range(len(texts[0]))]
-    for row in texts:
-        cells = [
-            cell.rjust(width) if right is not None and i >= right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        print("  ".join(cells).rstrip())
+    from autoscaling.report.tables import text_table
+
+    heads, *rest = [[str(cell) for cell in row] for row in rows]
+    print(text_table(heads, rest, right))
 
 
 def _show_secret(key: dict[str, Any], secret: str, as_json: bool) -> None:
