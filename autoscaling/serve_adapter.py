@@ -65,6 +65,16 @@ class ServePolicy:
         except Exception as error:
             self._complain(f"{type(error).__name__}: {error}")
 
+    @property
+    def fault(self) -> str | None:
+        """Why it keeps the number of replicas as it is, as in the log; None while it decides."""
+        return self._fault
+
+    @property
+    def shares_budget(self) -> bool:
+        """Whether other pools may have the GPUs that this one does not need."""
+        return self._member is not None
+
     def __call__(self, ctx: Any) -> tuple[int, dict[str, Any]]:
         """`ctx`: Serve's AutoscalingContext. The number of replicas, and no state: that is here."""
         try:

@@ -132,7 +132,7 @@ def test_serve_is_told_to_begin_with_nothing() -> None:
     told = section.for_serve("chat", 0, {"gpus": 4, "gpus_per_replica": 1, "priority": 0})
     assert (told.min_replicas, told.initial_replicas) == (0, None)
     made = told.policy.get_policy()(**told.policy.policy_kwargs)
-    assert made._controller is not None and made._seat is not None
+    assert made.fault is None and made.shares_budget
 
 
 @pytest.mark.parametrize("scaling", [None, {"min_replicas": 1}])
