@@ -115,9 +115,12 @@ def test_every_ending_is_counted_once(tight: Server) -> None:
         assert grown(before, after, HTTP, status=status) == n, status
     for name in ("ttft", "e2e", "queue", "prefill", "decode"):
         assert grown(before, after, f"sluicegate_{name}_seconds_count") == 11, name
+    proxies = [s for s in after.samples if s.name == "sluicegate_http_proxy_info"]
+    assert [set(s.labels) for s in proxies] == [{"kind", "replica"}]
+    others = [s for s in after.samples if s not in proxies]
     known = {"model", "replica", "finished_reason", "status", "le"}
-    assert {label for s in after.samples for label in s.labels} <= known
-    assert {s.labels["model"] for s in after.samples} <= {MODEL, "none"}
+    assert {label for s in others for label in s.labels} <= known
+    assert {s.labels["model"] for s in others} <= {MODEL, "none"}
 
 
 def test_histograms_are_cumulative(tight: Server) -> None:
