@@ -87,6 +87,7 @@ class LocalRay:
         Raises StartError when this Ray has not heeded a switch that the product relies on.
         """
         from ray import serve
+        from ray.exceptions import RayError
         from ray.serve.schema import ServeDeploySchema
 
         # Those for HAProxy were set after this process had imported Serve; gateways look at them.
@@ -97,13 +98,16 @@ class LocalRay:
         if self._way.program is not None:  # gateways are behind HAProxy, which finds them on loopback only
             raw = {**raw, "http_options": {**raw.get("http_options", {}), "host": haproxy.LOOPBACK}}
         config = ServeDeploySchema.model_validate(raw)
-        serve.start(
-            proxy_location=config.proxy_location,
-            http_options=config.http_options.model_dump(),
-            grpc_options=config.grpc_options.model_dump(),
-            logging_config=config.logging_config,
-            controller_options=config.controller_options,
-        )
+        try:
+            serve.start(
+                proxy_location=config.proxy_location,
+                http_options=config.http_options.model_dump(),
+                grpc_options=config.grpc_options.model_dump(),
+                logging_config=config.logging_config,
+                controller_options=config.controller_options,
+            )
+        except RayError as error:  # a proxy that does not start, with its own words at the end
+            raise StartError(_reason(str(error))) from None
         self._apps = [app.name for app in config.applications]
         private.deploy(config)
 

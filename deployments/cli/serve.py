@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from deployments.cli import processes
 from deployments.cli.config_file import server_url
-from deployments.cli.local_ray import LocalRay, StartError, remove_stale, set_environment
+from deployments.cli.local_ray import LocalRay, StartError, free_port, remove_stale, set_environment
 from deployments.cli.phases import Compiling, Phases
 from deployments.cli.supervise import STOP, supervised
 from deployments.ray_serve import private
@@ -46,7 +46,7 @@ def add(commands: Any) -> None:
     what = p.add_mutually_exclusive_group(required=True)
     what.add_argument("model", nargs="?", metavar="MODEL", help="model directory, .gguf file or pkg://package/file")
     what.add_argument("--config", metavar="FILE", help="a Serve config file, as for `serve deploy`")
-    p.add_argument("--port", type=int, help="HTTP port (default: the file's, or 8000)")
+    p.add_argument("--port", type=int, help="HTTP port; 0 takes a free one (default: the file's, or 8000)")
     p.add_argument("--host", help="address to listen on (default: the file's, or 127.0.0.1)")
     p.add_argument("--name", help="id under which clients ask for the model (default: the file's or directory's name)")
     p.add_argument(
@@ -129,12 +129,17 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _load(args: argparse.Namespace) -> ServeFile:
-    """Raises ConfigFileError."""
+    """The configuration, with a free port in it where it has port 0. Raises ConfigFileError."""
+    file = _read(args, args.port)
+    return file if file.port else _read(args, free_port())
+
+
+def _read(args: argparse.Namespace, port: int | None) -> ServeFile:
     from deployments.config.serve_file import ServeFile
 
     extra = []
-    if args.port is not None:
-        extra.append(f"http.port={args.port}")
+    if port is not None:
+        extra.append(f"http.port={port}")
     if args.host is not None:
         extra.append(f"http.host={json.dumps(args.host)}")
     if args.config is None:
