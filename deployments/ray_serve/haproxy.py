@@ -26,12 +26,12 @@ from itertools import pairwise
 from pathlib import Path
 
 from deployments.ray_serve.refusals import CUT_SHORT, NOT_HERE, OUR_PATHS, RETRY_S, envelope
+from deployments.ray_serve.request_head import HEAD_S
 
 LOOPBACK = "127.0.0.1"
 PROGRAM = "RAY_SERVE_HAPROXY_BINARY_PATH"
 """Ray's own switch: what it starts as HAProxy."""
 
-_HEAD_S = 10  # for a request's head to arrive, as in cluster_configs/front: honest clients send it in one piece
 _MAX_HEADERS = 1000  # above the gateway's bound, so that the gateway refuses and can say why; HAProxy's own is 101
 _BUFFER_BYTES = 80 * 1024  # a head must fit in it: the gateway's 64 KB, the request line, and separators
 _LONGEST_STREAM_S = 600  # when gateways change, HAProxy is replaced: the old one may go on that long, as a gateway may
@@ -121,7 +121,7 @@ def rewritten(config: str, host: str, pages: Path) -> str:
     no_application = _NO_APPLICATION.format(pages=pages, paths=OUR_PATHS)
     added = {
         "global": _GLOBAL,
-        "defaults": f"    timeout http-request {_HEAD_S}s\n{pages_by_status}",
+        "defaults": f"    timeout http-request {HEAD_S}s\n{pages_by_status}",
         "backend default_backend": no_application,
     }
     dropped = re.compile(r"log (?!global$).* local0 info$|errorfile |option splice-")

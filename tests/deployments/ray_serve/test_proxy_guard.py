@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deployments.ray_serve.proxy_guard import SEND_TIMEOUT, ProxyGuard
-from deployments.ray_serve.request_head import MAX_HEADER_BYTES, MAX_HEADERS
+from deployments.ray_serve.request_head import MAX_HEADER_BYTES, MAX_HEADERS, MAX_URL_BYTES
 
 API = "/v1/completions"
 PLAIN, JSON, EVENTS = b"text/plain; charset=utf-8", b"application/json", b"text/event-stream; charset=utf-8"
@@ -107,6 +107,60 @@ async def test_too_many_headers(headers: list[tuple[bytes, bytes]]) -> None:
     assert got.scope is None
     assert got.status == 431 and got.error["type"] == "invalid_request_error"
     assert got.headers[b"connection"] == b"close"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"x-request-timeout-seconds", b"0")],
+        [(b"x-request-timeout-seconds", b"\xff")],
+        [(b"x-request-disconnect-disabled", b"?1")],
+        [(b"serve_multiplexed_model_id", b"\xff"), (b"serve-multiplexed-model-id", b"m")],
+        [(b"x-serve-router-a", b"b")],
+    ],
+    ids=repr,
+)
+async def test_headers_that_only_serve_may_set_are_dropped(headers: list[tuple[bytes, bytes]]) -> None:
+    got = await ask(OK, headers=[*headers, (b"x-request-id", b"a")])
+    assert got.status == 200
+    assert got.scope is not None and got.scope["headers"] == [(b"x-request-id", b"a")]
+
+
+@pytest.mark.parametrize("sent", [b"caf\xe9", "caf\xe9".encode()])
+async def test_a_session_id_reaches_serve_in_utf_8(sent: bytes) -> None:
+    got = await ask(OK, headers=[(b"x-session-id", sent)])
+    assert got.scope is not None and (b"x-session-id", b"caf\xc3\xa9") in got.scope["headers"]
+
+
+async def test_a_long_url() -> None:
+    got = await ask(OK, path="/" + "a" * MAX_URL_BYTES + API)
+    assert got.scope is None
+    assert got.status == 414 and got.error["type"] == "invalid_request_error"
+
+
+async def test_a_body_that_nobody_would_take() -> None:
+    got = await ask(OK, headers=[(b"content-length", b"99999999999")])
+    assert got.scope is None
+    assert got.status == 413 and got.headers[b"connection"] == b"close"
+
+
+async def test_an_exception_of_serves_is_an_answer_too() -> None:
+    messages: list[Any] = []
+
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError("nobody asked for the body")
+
+    await ProxyGuard(broken)({"type": "http", "path": API, "headers": []}, receive, send)
+    assert messages[0]["status"] == 503
+    assert json.loads(messages[1]["body"])["error"]["type"] == "server_error"
+    with pytest.raises(UnicodeDecodeError):
+        await ProxyGuard(broken)({"type": "http", "path": "/another/app", "headers": []}, receive, send)
 
 
 PATHS = [API, "/v1/models", "/v1/models/a/b", "/health", "/health/ready", "/tokenize", "/metrics", "/pre/fix" + API]
