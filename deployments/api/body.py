@@ -15,6 +15,11 @@ from deployments.api.errors import ApiError, body_too_large, invalid
 
 _JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json", re.I)
 MAX_DEPTH = 64
+# Of one body, so that its Python objects stay within a few times its bytes. A chat of a thousand turns with parts has
+# a few thousand of each; 2,048 prompts of token ids are 2,048 arrays.
+MAX_CONTAINERS = 32_768
+MAX_STRINGS = 262_144
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _GZIP_WINDOW = 31  # zlib: 15 bits of window, gzip framing
 
 
@@ -70,6 +75,7 @@ def decode(raw: bytes, coding: str, limit: int) -> dict[str, Any]:
     data = gunzip(raw, limit) if coding == "gzip" else raw
     if not data.strip():
         raise invalid("The request body is empty: a JSON object is expected.")
+    _check_size(data)
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -79,6 +85,16 @@ def decode(raw: bytes, coding: str, limit: int) -> dict[str, Any]:
     if data.count(b"{") + data.count(b"[") > MAX_DEPTH and too_deep(value):
         raise invalid(f"The JSON body of your request has more than {MAX_DEPTH} levels of nesting.")
     return value
+
+
+def _check_size(data: bytes) -> None:
+    """Raises ApiError for more arrays, objects or strings than any honest body has, before they are made."""
+    if data.count(b"[") + data.count(b"{") > MAX_CONTAINERS:
+        bare = _STRING.sub(b"", data)  # braces in text do not count
+        if bare.count(b"[") + bare.count(b"{") > MAX_CONTAINERS:
+            raise invalid(f"The JSON body of your request has more than {MAX_CONTAINERS} arrays and objects.")
+    if data.count(b'"') > 2 * MAX_STRINGS and sum(1 for _ in _STRING.finditer(data)) > MAX_STRINGS:
+        raise invalid(f"The JSON body of your request has more than {MAX_STRINGS} strings.")
 
 
 def too_deep(value: Any) -> bool:

@@ -17,7 +17,7 @@ from deployments.api.chat import ChatChunkBuilder, chat_body
 from deployments.api.completions import CompletionChunkBuilder, completion_body
 from deployments.api.errors import ApiError, method_not_allowed, model_not_found, unsupported, url_not_found
 from deployments.api.generation import GenerationEndpoint
-from deployments.api.middleware import send_json
+from deployments.api.middleware import send_json, trace_of
 from deployments.api.openapi import Operation, document
 from deployments.api.request_types import EmbeddingsBody, parse
 from deployments.api.requests import Caller, find_model, prepare_chat, prepare_completion, tokenize
@@ -71,7 +71,8 @@ class _JsonEndpoint:
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = await self._services.authenticate(scope, "inference", show_limits=True)
+        caller = await self._services.authenticate(scope, "inference")
+        await self._services.limiter.count_request(caller, trace_of(scope))
         answer = await self._services.read_body(scope, receive, caller, self._answer)
         await send_json(send, 200, orjson.dumps(answer))
 

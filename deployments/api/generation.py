@@ -92,7 +92,8 @@ class GenerationEndpoint:
         if not progress.complete:
             raise ReplicaLostError
         usage = progress.usage()
-        heavy = prepared.logprobs is not None and usage["total_tokens"] > _INLINE_LOGPROBS
+        logprobs = prepared.logprobs is not None or prepared.prompt_logprobs is not None
+        heavy = logprobs and usage["total_tokens"] > _INLINE_LOGPROBS
         body = await offload(lambda: orjson.dumps(self._body(prepared, choices, usage)), heavy)
         await send_json(send, 200, body)
 

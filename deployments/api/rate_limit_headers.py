@@ -11,7 +11,12 @@ from deployments.limits.base import LimitKind, LimitState, Refusal
 _PER = {
     LimitKind.REQUESTS: "requests per min (RPM)",
     LimitKind.TOKENS: "tokens per min (TPM)",
-    LimitKind.CONCURRENT: "concurrent requests",
+    LimitKind.CONCURRENT: "concurrent sequences",
+}
+_TOO_LARGE = {
+    LimitKind.REQUESTS: "The number of requests",
+    LimitKind.TOKENS: "The input or output tokens",
+    LimitKind.CONCURRENT: "The number of prompts or choices ('n')",
 }
 _TYPE = {LimitKind.REQUESTS: "requests", LimitKind.TOKENS: "tokens", LimitKind.CONCURRENT: "requests"}
 
@@ -47,7 +52,7 @@ def too_many(refusal: Refusal, model: str) -> ApiError:
     if wait_s is None:
         message = (
             f"Request too large {where}: Limit {limit.maximum}, Requested {refusal.requested}. "
-            "The input or output tokens must be reduced in order to run successfully."
+            f"{_TOO_LARGE[limit.kind]} must be reduced in order to run successfully."
         )
         return ApiError(429, message, _TYPE[limit.kind], None, "rate_limit_exceeded", {"x-should-retry": "false"})
     message = (

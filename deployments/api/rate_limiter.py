@@ -1,6 +1,7 @@
 """Whether a request that is ready to run may run now, under its tenant's limits, and what it has cost in the end.
 
-A request costs one request, and of tokens its prompt and all that was generated. What counts when it goes wrong: a
+A request costs one request, as many running sequences as it has choices, and of tokens its prompt and all that was
+generated. What counts when it goes wrong: a
 mistake of the client's (4xx) is a request without tokens; a client that leaves pays for what was done for it; a failure
 on this side (5xx) costs nothing, unless it broke off a stream, of which the client has a part. A request that is
 refused costs nothing.
@@ -61,7 +62,8 @@ class RateLimiter:
 
     async def reserve(self, prepared: PreparedRequest, trace: RequestTrace) -> Settle:
         """Takes all that the request may need. Raises ApiError 429, and LimitStoreDownError when nobody can tell."""
-        amount = Amount(1, sum(len(r.prompt) + r.sampling.max_tokens * r.sampling.n for r in prepared.requests))
+        tokens = sum(len(r.prompt) + r.sampling.max_tokens * r.sampling.n for r in prepared.requests)
+        amount = Amount(1, tokens, sum(r.sampling.n for r in prepared.requests))
         try:
             return await self._reserve(prepared, amount, trace)
         finally:
@@ -76,6 +78,10 @@ class RateLimiter:
         if reported is None or reported.status == 429 or not 400 <= reported.status < 500:
             await self.add_headers(caller, trace)
             return
+        await self.count_request(caller, trace)
+
+    async def count_request(self, caller: Caller, trace: RequestTrace) -> None:
+        """A request that generates nothing. Raises ApiError 429 when the tenant has no requests left."""
         wanted = limits_of(caller.tenant, caller.tier, self._config.limits, trace.model)
         wanted = tuple(limit for limit in wanted if limit.kind is not LimitKind.CONCURRENT)
         if not wanted:

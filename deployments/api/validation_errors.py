@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -110,11 +110,21 @@ def from_pydantic(error: ValidationError) -> ApiError:
     return invalid(f"Invalid value for '{param}'.", param, "invalid_value")
 
 
+def too_many_members(param: str, given: Sequence[object] | Mapping[str, object], limit: int) -> ApiError:
+    """An array or object is longer than `limit`."""
+    if isinstance(given, Mapping):
+        code, what = "object_above_max_properties", "object with too many properties"
+    else:
+        code, what = "array_above_max_length", "array too long"
+    message = f"Invalid '{param}': {what}. Expected maximum length {limit}, but got length {len(given)} instead."
+    return invalid(message, param, code)
+
+
 def _length(param: str, details: ErrorDetails, code: str, what: str, side: str, key: str) -> ApiError:
     limit = details["ctx"][key]
     given = details["input"]
-    if isinstance(given, dict):
-        code, what = "object_above_max_properties", "object with too many properties"
+    if isinstance(given, list | dict) and side == "maximum":
+        return too_many_members(param, given, limit)
     message = f"Invalid '{param}': {what}. Expected {side} length {limit}, but got length {len(given)} instead."
     return invalid(message, param, code)
 

@@ -15,12 +15,12 @@ class Allowance(StrictModel):
     """How much is allowed. null is no limit."""
 
     rpm: int | None = Field(None, ge=1)
-    """Requests per minute: no 60 seconds hold more."""
+    """HTTP requests per minute, as OpenAI counts them: no 60 seconds hold more."""
     tpm: int | None = Field(None, ge=1)
     """Tokens per minute. A request counts with its prompt and its longest answer (`max_tokens`) when it comes, and
     with what it really used when it has ended."""
     max_concurrent: int | None = Field(None, ge=1)
-    """Requests that run at the same time."""
+    """Sequences that run at the same time. A request counts with its choices: its prompts times `n`."""
 
 
 class Tier(Allowance):

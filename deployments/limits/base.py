@@ -12,7 +12,7 @@ WINDOW_S = 60.0
 
 
 class LimitKind(StrEnum):
-    """What a limit counts: requests or tokens admitted in the last 60 seconds, or requests that run now."""
+    """What a limit counts: requests or tokens admitted in the last 60 seconds, or sequences that run now."""
 
     REQUESTS = "requests"
     TOKENS = "tokens"
@@ -32,13 +32,15 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """Requests and tokens that one request takes, or took, of each limit per minute."""
+    """Requests and tokens that one request takes, or took, of each limit per minute, and how many sequences (its
+    choices) run for it at a time."""
 
     requests: int
     tokens: int
+    sequences: int = 1
 
     def of(self, kind: LimitKind) -> int:
-        """What counts under limits of this kind. 0 for CONCURRENT."""
+        """What counts under limits of this kind once the request has ended. 0 for CONCURRENT."""
         return self.requests if kind is LimitKind.REQUESTS else self.tokens if kind is LimitKind.TOKENS else 0
 
 
@@ -47,8 +49,8 @@ NOTHING = Amount(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What a request asks for: `amount` of every limit per minute and 1 of every CONCURRENT one, all or nothing. `id`
-    is never used again. All limits of a reservation belong to the organisation `org`."""
+    """What a request asks for: `amount`, with its sequences under CONCURRENT limits, all or nothing. `id` is never used
+    again. All limits of a reservation belong to the organisation `org`."""
 
     id: str
     org: str
@@ -57,7 +59,7 @@ class Reservation:
 
     def cost(self, kind: LimitKind) -> int:
         """What it takes of a limit of this kind."""
-        return 1 if kind is LimitKind.CONCURRENT else self.amount.of(kind)
+        return self.amount.sequences if kind is LimitKind.CONCURRENT else self.amount.of(kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,6 +241,27 @@ async def test_priority_can_only_fall_below_the_tiers(asked: int | None, expecte
         error_of(await http.post(COMP, json={**BODY, "priority": -1}, headers=FREE), 400)
 
 
+async def test_choices_count_as_running_sequences() -> None:
+    desk = Desk(config({"rpm": 5, "tpm": 10_000, "max_concurrent": 4}))
+    async with desk.http() as http:
+        refused = await http.post(COMP, json=BODY | {"prompt": [COUNT, COUNT], "n": 3}, headers=FREE)
+        assert refused.headers["x-should-retry"] == "false"
+        message = error_of(refused, 429)["message"]
+        assert "on concurrent sequences: Limit 4, Requested 6." in message and "choices" in message
+        assert (await http.post(COMP, json=BODY | {"prompt": [COUNT, COUNT], "n": 2}, headers=FREE)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/tokenize", 200), ("/v1/embeddings", 400)], ids=["tokenize", "embeddings"]
+)
+async def test_what_generates_nothing_counts_as_a_request_too(path: str, status: int) -> None:
+    desk = Desk(config({"rpm": 2}))
+    body = {"model": MODEL, "prompt": COUNT, "input": COUNT}
+    async with desk.http() as http:
+        got = [(await http.post(path, json=body, headers=FREE)).status_code for _ in range(3)]
+    assert got == [status, status, 429]
+
+
 async def test_a_key_of_a_tier_that_is_gone_is_turned_away() -> None:
     desk = Desk(config())
     kept = desk.config.model_copy(update={"tiers": {"pro": Tier()}, "default_tier": "pro"})
@@ -278,7 +299,7 @@ async def test_concurrent_requests_are_limited_and_the_refused_one_is_free() -> 
         await begun.wait()
         refused = await http.post(COMP, json=BODY, headers=FREE)
         message = error_of(refused, 429)["message"]
-        assert "on concurrent requests: Limit 1, Used 1, Requested 1. Please try again in 1s." in message
+        assert "on concurrent sequences: Limit 1, Used 1, Requested 1. Please try again in 1s." in message
         assert (refused.headers["retry-after"], refused.headers["retry-after-ms"]) == ("1", "1000")
         go.set()
         assert (await running).status_code == 200

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from helpers_gateway import COUNT, HI, MODEL, FakeBackend, client, demo_model, error_of
 
+from deployments.api.body import MAX_CONTAINERS, MAX_STRINGS
 from deployments.config.gateway import GatewayConfig
 
 CHAT, COMP = "/v1/chat/completions", "/v1/completions"
@@ -290,6 +291,48 @@ async def test_free_members_stay_free_and_answers_may_be_sent_back() -> None:
         body = body_for(CHAT, messages=[*HI, said, *HI], tools=[tool], metadata={"k": "v"}, logit_bias={"5": 1})
         response = await http.post(CHAT, json=body)
     assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize(
+    ("bomb", "what"),
+    [
+        (b"[" + b"[]," * MAX_CONTAINERS + b"1]", "arrays and objects"),
+        (b"[" + b"{}," * MAX_CONTAINERS + b"1]", "arrays and objects"),
+        (b"[" + b'"",' * (MAX_STRINGS + 1) + b"1]", "strings"),
+        (b"[" + b'"\\\\",' * (MAX_STRINGS + 1) + b"1]", "strings"),
+    ],
+    ids=["arrays", "objects", "strings", "backslashes"],
+)
+async def test_a_body_of_too_many_parts_is_refused_before_they_are_made(bomb: bytes, what: str) -> None:
+    raw = b'{"model": "%s", "junk": %s}' % (MODEL.encode(), bomb)
+    async with client(FakeBackend()) as http:
+        refused = await http.post(CHAT, content=raw, headers={"content-type": "application/json"})
+    assert what in error_of(refused, 400)["message"]
+
+
+async def test_braces_and_quotes_in_text_are_not_parts() -> None:
+    text = '[{"' * 5000 + "\\"
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 1, "user": text * 8}
+    assert json.dumps(body).count("[") > MAX_CONTAINERS
+    async with client(FakeBackend()) as http:
+        assert (await http.post(COMP, json=body)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "limit", "code"),
+    [
+        ("modalities", [1] * 100_000, 16, "array_above_max_length"),
+        ("stop_token_ids", ["a"] * 100_000, 128, "array_above_max_length"),
+        ("logit_bias", {str(i): "x" for i in range(100_000)}, 4096, "object_above_max_properties"),
+        ("metadata", {str(i): 1 for i in range(100_000)}, 16, "object_above_max_properties"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+async def test_the_length_is_refused_before_each_member_is(field: str, value: Any, limit: int, code: str) -> None:
+    async with client(FakeBackend()) as http:
+        error = error_of(await http.post(CHAT, json={"model": MODEL, "messages": HI, field: value}), 400)
+    assert (error["param"], error["code"]) == (field, code)
+    assert f"maximum length {limit}, but got length 100000" in error["message"]
 
 
 async def test_nesting_is_bounded() -> None:
