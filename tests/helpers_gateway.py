@@ -226,9 +226,10 @@ def events_of(raw: bytes) -> list[Any]:
 
 
 def client(backend: FakeBackend, config: GatewayConfig | None = None, **kw: Any) -> httpx.AsyncClient:
-    """Talks to the gateway in this process, without sockets."""
+    """Talks to the gateway in this process, without sockets. Bodies are said to be JSON unless a test says else."""
     app = create_app(config or GatewayConfig(), backend, **kw)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
+    headers = {"content-type": "application/json"}
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway", headers=headers)
 
 
 LEAK = re.compile(

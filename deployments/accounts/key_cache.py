@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 2.0  # for one query; a database that takes longer counts as down
 _UNKNOWN_S = 2.0  # for which a secret that was not found is not looked up again
-_MAX_PENDING = 64  # look-ups at a time; more are refused, so that a flood of invented keys does not pile up
+_MAX_PENDING = 64  # look-ups that run or wait; more are refused, so that they do not pile up
 
 T = TypeVar("T")
 
@@ -41,8 +41,9 @@ class _Entry:
 class KeyCache:
     """Used from one event loop; the database is only touched in threads of the cache's own.
 
-    A key read within `fresh_s` is taken as it is, unless a change was seen since. While the database is down, keys go
-    on for `grace_s` after they were last read; nothing that is not in the cache is let in.
+    A secret whose prefix no key has is most likely invented: those are looked up one at a time, so that a flood of them
+    does not keep anybody else out. A key read within `fresh_s` is taken as it is, unless a change was seen since. While
+    the database is down, keys go on for `grace_s` after they were last read, and others are not let in.
     """
 
     def __init__(
@@ -67,7 +68,10 @@ class KeyCache:
         self._hash_key = secrets.token_bytes(32)
         self._known: OrderedDict[bytes, _Entry] = OrderedDict()
         self._unknown: OrderedDict[bytes, float] = OrderedDict()
+        self._prefixes: set[str] | None = None  # of all keys; None: not read yet
         self._pending: dict[bytes, asyncio.Task[FoundKey | None]] = {}
+        self._strangers: dict[bytes, asyncio.Task[FoundKey | None]] = {}  # the same for prefixes that no key has
+        self._strangers_turn = asyncio.Semaphore(1)
         self._revision: int | None = None
         self._up: bool | None = None  # None: not tried yet
         self._threads = ThreadPoolExecutor(4, "keys")
@@ -83,10 +87,11 @@ class KeyCache:
             if age_s <= self._fresh_s and self._up:
                 self._known.move_to_end(mark)
                 return self._valid(entry.found)
-        if prefix_of(secret) is None or self._unknown.get(mark, 0.0) > self._monotonic():
+        prefix = prefix_of(secret)
+        if prefix is None or self._unknown.get(mark, 0.0) > self._monotonic():
             return None
         try:
-            found = await self._look_up(mark, secret)
+            found = await self._look_up(mark, secret, self._prefixes is None or prefix in self._prefixes)
         except DatabaseDownError:
             if entry is not None and self._monotonic() - entry.read_at <= self._grace_s:
                 return self._valid(entry.found)
@@ -123,10 +128,11 @@ class KeyCache:
             for mark in [m for m, entry in self._known.items() if entry.found.key.id in changes.key_ids]:
                 del self._known[mark]
         self._revision = changes.revision
+        self._prefixes = (self._prefixes or set()) | changes.prefixes
 
     def close(self) -> None:
         """Stops all look-ups."""
-        for task in self._pending.values():
+        for task in (*self._pending.values(), *self._strangers.values()):
             task.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -136,26 +142,28 @@ class KeyCache:
             self._prepare = None
         return self._store.changes(self._revision)
 
-    async def _look_up(self, mark: bytes, secret: str) -> FoundKey | None:
-        """One query however many requests come with the same secret."""
+    async def _look_up(self, mark: bytes, secret: str, has_prefix: bool) -> FoundKey | None:
+        """One query however many requests come with the same secret. `has_prefix`: a key with its prefix is known."""
         if self._up is False:
             raise DatabaseDownError("the key database can't be reached")  # known without another try
-        task = self._pending.get(mark)
+        pending = self._pending if has_prefix else self._strangers
+        task = pending.get(mark)
         if task is None:
-            if len(self._pending) >= _MAX_PENDING:
+            if len(pending) >= _MAX_PENDING:
                 raise DatabaseDownError("too many keys are being looked up")
-            task = self._pending[mark] = asyncio.create_task(self._read(mark, secret))
+            task = pending[mark] = asyncio.create_task(self._read(mark, secret, has_prefix))
         return await asyncio.shield(task)
 
-    async def _read(self, mark: bytes, secret: str) -> FoundKey | None:
+    async def _read(self, mark: bytes, secret: str, has_prefix: bool) -> FoundKey | None:
         loop = asyncio.get_running_loop()
         try:
-            query = loop.run_in_executor(self._threads, self._store.find, secret)
-            found = await asyncio.wait_for(query, _TIMEOUT_S)
+            async with nullcontext() if has_prefix else self._strangers_turn:
+                query = loop.run_in_executor(self._threads, self._store.find, secret)
+                found = await asyncio.wait_for(query, _TIMEOUT_S)
         except TimeoutError:
             raise DatabaseDownError(f"no answer within {_TIMEOUT_S:g} seconds") from None
         finally:
-            del self._pending[mark]
+            del (self._pending if has_prefix else self._strangers)[mark]
         if found is None:
             self._known.pop(mark, None)
             _remember(self._unknown, mark, self._monotonic() + _UNKNOWN_S, self._max_unknown)

@@ -36,10 +36,11 @@ class FoundKey:
 
 @dataclass(frozen=True, slots=True)
 class ChangedKeys:
-    """The keys that were changed, and the revision up to which that is known."""
+    """The keys that were changed, the prefixes of their secrets, and the revision up to which that is known."""
 
     revision: int
     key_ids: frozenset[str]
+    prefixes: frozenset[str] = frozenset()
 
 
 class KeyStore:
@@ -157,13 +158,15 @@ class KeyStore:
         return FoundKey(_from_row(row), row["until"], state.revision)
 
     def changes(self, since: int | None) -> ChangedKeys:
-        """Which keys were changed after revision `since`. With None, and while nothing changes, one row is read."""
+        """Which keys were changed after revision `since`, all of them with None. While nothing changes, one row is
+        read."""
         with self._database.read() as c:
             revision = c.execute(sa.select(STATE.c.revision)).scalar_one()
-            if since is None or revision == since:
+            if revision == since:
                 return ChangedKeys(revision, frozenset())
-            ids = c.execute(sa.select(KEYS.c.id).where(KEYS.c.revision > since)).scalars()
-            return ChangedKeys(revision, frozenset(ids))
+            both = sa.select(KEYS.c.id, SECRETS.c.prefix).join(SECRETS, SECRETS.c.key_id == KEYS.c.id)
+            rows = c.execute(both if since is None else both.where(KEYS.c.revision > since)).all()
+            return ChangedKeys(revision, frozenset(row.id for row in rows), frozenset(row.prefix for row in rows))
 
 
 def _add_secret(c: sa.Connection, key_id: str) -> str:

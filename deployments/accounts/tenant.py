@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from deployments.accounts.records import SCOPES
+from deployments.accounts.records import USUAL_SCOPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Tenant:
     org: str = "default"
     project: str = "default"
     tier: str = "default"
-    scopes: frozenset[str] = frozenset(SCOPES)
+    scopes: frozenset[str] = USUAL_SCOPES
     models: frozenset[str] | None = None
     priority: int = 0
 

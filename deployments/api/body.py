@@ -53,14 +53,20 @@ async def read_body(receive: Receive, headers: Iterable[tuple[bytes, bytes]], li
 
 
 def content_coding(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """`gzip` or `identity`. Raises ApiError 415 for a body that is not JSON or is coded some other way."""
+    """`gzip` or `identity`. Raises ApiError 415 for a body, if there is one, that is not said to be JSON or is coded
+    some other way."""
     codings: list[str] = []
+    is_json = is_empty = False  # JSON is to be said: browsers let any page send a body without a type
     for name, value in headers:
         text = value.decode("latin-1").strip()
-        if name == b"content-type" and text and not _JSON_TYPE.fullmatch(text.partition(";")[0].strip()):
-            raise ApiError(415, "The Content-Type header must be application/json.")
+        if name == b"content-type":
+            is_json = _JSON_TYPE.fullmatch(text.partition(";")[0].strip()) is not None
+        if name == b"content-length":
+            is_empty = text == "0"
         if name == b"content-encoding":
             codings += [part.strip().lower() for part in text.split(",")]
+    if not is_json and not is_empty:
+        raise ApiError(415, "The Content-Type header must be application/json.")
     match [c for c in codings if c not in ("", "identity")]:
         case []:
             return "identity"

@@ -111,7 +111,7 @@ class _Info:
         return document(self._operations, ("/metrics",) if self._public_metrics else ())
 
     async def metrics(self, request: Request) -> Response:
-        if not self._public_metrics:
+        if not self._public_metrics and not self._services.config.keyless:
             await self._services.authenticate(request.scope, "admin")
         text = await self._services.backend.metrics()
         if text is None:

@@ -15,10 +15,11 @@ from deployments.accounts.static_keys import StaticKeys
 from deployments.accounts.tenant import Tenant
 from deployments.api.backend import Backend
 from deployments.api.body import content_coding, decode, read_body
-from deployments.api.errors import unknown_tier
+from deployments.api.errors import ApiError, unknown_tier
 from deployments.api.middleware import trace_of
 from deployments.api.rate_limiter import RateLimiter
 from deployments.api.requests import Caller
+from deployments.api.web_pages import refuse_web_pages
 from deployments.config.gateway import GatewayConfig
 from deployments.config.tiers import Tier, resolve
 from deployments.routing.errors import ModelUnavailableError
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
     from deployments.accounts.accounts import Accounts
 
 _INLINE_BYTES = 2048  # reading and tokenizing this much takes less time than a hop to a thread and back
+
+_NO_ADMIN = (
+    "This server needs no API keys, and therefore has no admin API: anybody could use it. Start it with an API key "
+    "that has the scope `admin`."
+)
 
 R = TypeVar("R")
 
@@ -49,6 +55,10 @@ class Services:
         """Who sent the request, if the key has the scope that it `needs`. `show_limits`: the answer of a request that
         does not count against the rate limits tells of them all the same. Raises ApiError, and what
         Authenticator.admit() does."""
+        if self.config.keyless:
+            refuse_web_pages(scope["headers"], self.config.allowed_hosts, self.config.cors_origins)
+            if needs == "admin":
+                raise ApiError(403, _NO_ADMIN)
         tenant = await self._keys.admit(authorization_of(scope), needs)
         trace = trace_of(scope)
         trace.tenant, trace.org, trace.project = tenant.id, tenant.org, tenant.project

@@ -73,7 +73,8 @@ class LedgerConfig(StrictModel):
 
 
 class GatewayConfig(StrictModel):
-    """The HTTP API. With neither `api_keys` nor `keys.database`, everybody may use it."""
+    """The HTTP API. With neither `api_keys` nor `keys.database`, everybody may use it, but for the admin API and web
+    pages."""
 
     api_keys: tuple[StaticKey, ...] = ()
     """Keys that are let in besides those of `keys.database`."""
@@ -104,8 +105,12 @@ class GatewayConfig(StrictModel):
     """Seconds for which a client may take nothing of its stream before it counts as gone."""
     cors_origins: tuple[CorsOrigin, ...] = ()
     """Web pages that may call the API from a browser: `https://host[:port]`, or `*` for all."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names, without a port, under which clients reach a server without API keys, besides addresses, names without a
+    dot, names in `.local`, `.localhost`, `.internal` and `.svc`, and the machine's own name. Others are refused, so
+    that no web page can reach the server under a name of its own (DNS rebinding). With keys, all names are allowed."""
     public_metrics: bool = False
-    """Whether GET /metrics needs no key. Else it needs one with the scope `admin`."""
+    """Whether GET /metrics needs no key. Else it needs one with the scope `admin`, if there are keys."""
 
     @model_validator(mode="after")
     def _check_tiers(self) -> Self:
@@ -121,6 +126,11 @@ class GatewayConfig(StrictModel):
             if resolve(self.tiers, self.default_tier, key.tier) is None:
                 raise ValueError(f"api_keys entry {i} names the tier {key.tier!r}; tiers: {known}")
         return self
+
+    @property
+    def keyless(self) -> bool:
+        """Whether everybody may use the API."""
+        return not self.api_keys and not self.keys.database
 
     @property
     def has_limits(self) -> bool:

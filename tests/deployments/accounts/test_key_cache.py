@@ -310,3 +310,30 @@ async def test_a_flood_of_new_secrets_does_not_pile_up(store: Watched, cache: Ke
     store.held.set()
     answers = await asyncio.gather(*asking, return_exceptions=True)
     assert [isinstance(a, DatabaseDownError) for a in answers] == [False] * 64 + [True] * 36
+
+
+async def test_a_flood_of_invented_keys_keeps_nobody_out(store: Watched, cache: KeyCache, time: Time) -> None:
+    key, secret = store.create(NewKey("acme"), ME)
+    await cache.refresh()
+    late_key, late_secret = store.create(NewKey("acme"), ME)  # its prefix will be known at the next look
+    store.held = Event()
+    flood = [asyncio.create_task(cache.find(new_secret())) for _ in range(100)]
+    await until(lambda: store.calls["find"] == 1)
+    finding = asyncio.create_task(cache.find(secret))
+    await until(lambda: store.calls["find"] == 2)  # it does not stand behind the invented ones
+    store.held.set()
+    assert await finding == key
+    outcomes = await asyncio.gather(*flood, return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {type(None), DatabaseDownError}
+    await cache.refresh()
+    assert await cache.find(late_secret) == late_key
+
+
+async def test_a_key_works_before_the_next_look_too(store: Watched, cache: KeyCache) -> None:
+    key, secret = store.create(NewKey("acme"), ME)
+    assert await cache.find(secret) == key
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)

@@ -201,6 +201,7 @@ def test_bombs_take_no_memory(runner: asyncio.Runner) -> None:
 
 # ------------------------------------------------------------------------------------------------- on a socket
 GOOD = json.dumps({"model": MODEL, "prompt": COUNT, "max_tokens": 3}).encode()
+TYPED = {"content-type": "application/json"}
 LINES = st.sampled_from(
     [b"POST /v1/completions HTTP/1.1", b"GET /v1/models HTTP/1.1", b"POST /v1/completions HTTP/1.0", b"GET / HTTP/9.9",
      b"POST  /v1/completions HTTP/1.1", b"\x16\x03\x01\x02\x00", b"PRI * HTTP/2.0"]
@@ -239,5 +240,5 @@ def test_anything_on_a_socket() -> None:
             assert not LEAK.search(answer.decode("latin-1"))
 
         check()
-        assert httpx.post(base + COMP, content=GOOD, timeout=WAIT_S, trust_env=False).status_code == 200
+        assert httpx.post(base + COMP, content=GOOD, headers=TYPED, timeout=WAIT_S, trust_env=False).status_code == 200
         assert backend.closed == len(backend.calls)

@@ -223,7 +223,7 @@ async def test_ambiguous_framing_is_400(headers: list[tuple[str, str]]) -> None:
         (RAW.replace(b"Count", b"\xff"), JSON, 400),
         (b"model=m&prompt=x", {"content-type": "application/x-www-form-urlencoded"}, 415),
         (RAW, {"content-type": "text/plain"}, 415),
-        (RAW, {"content-type": ""}, 200),
+        (RAW, {"content-type": ""}, 415),
         (RAW, {"content-type": "application/json; charset=utf-8"}, 200),
         (RAW, {"content-type": "application/vnd.api+json"}, 200),
         (RAW, {**JSON, "content-encoding": "identity"}, 200),

@@ -416,7 +416,8 @@ async def call(app: Any, body: bytes) -> tuple[int, dict[str, str], Any]:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    head = [(b"authorization", b"Bearer sk-free"), (b"content-length", str(len(body)).encode())]
+    head = [(b"authorization", b"Bearer sk-free"), (b"content-type", b"application/json")]
+    head += [(b"content-length", str(len(body)).encode())]
     scope = {
         "type": "http",
         "method": "POST",

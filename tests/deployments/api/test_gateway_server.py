@@ -23,6 +23,7 @@ pytestmark = pytest.mark.sockets
 COMP, CHAT = "/v1/completions", "/v1/chat/completions"
 KEY = "sk-tests-0123456789abcdef"
 WAIT_S = 60.0
+TYPED = {"content-type": "application/json"}
 
 
 def sdk(base: str, key: str = KEY) -> openai.OpenAI:
@@ -75,7 +76,7 @@ def test_openai_sdk_errors() -> None:
 def test_a_body_far_over_the_limit_is_answered_and_the_connection_lives() -> None:
     body = json.dumps({"model": MODEL, "prompt": COUNT}).encode()
     with serving(FakeBackend()) as base, httpx.Client(base_url=base, timeout=WAIT_S, trust_env=False) as http:
-        headers = {"content-type": "application/json"}
+        headers = TYPED
         error_of(http.post(COMP, content=body + b" " * 40_000_000, headers=headers), 413)
         assert http.post(COMP, content=body, headers=headers).status_code == 200
 
@@ -148,7 +149,8 @@ def test_a_slow_body_is_408() -> None:
     with serving(FakeBackend(), GatewayConfig(body_timeout_s=0.05)) as base:
         url = urllib.parse.urlsplit(base)
         with socket.create_connection((url.hostname, url.port), timeout=WAIT_S) as sock:
-            sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            sock.sendall(head + b"Content-Length: 50\r\n\r\n{")
             with sock.makefile("rb") as reader:
                 answer = reader.read()
     assert answer.startswith(b"HTTP/1.1 408") and b"connection: close" in answer
@@ -161,7 +163,7 @@ def test_the_loop_stays_free_while_bodies_are_read() -> None:
         answers: list[httpx.Response] = []
 
         def send() -> None:
-            answers.append(httpx.post(base + COMP, content=big, timeout=WAIT_S, trust_env=False))
+            answers.append(httpx.post(base + COMP, content=big, headers=TYPED, timeout=WAIT_S, trust_env=False))
 
         threads = [threading.Thread(target=send) for _ in range(4)]
         for thread in threads:

@@ -136,7 +136,8 @@ def test_a_client_that_takes_nothing_is_gone_on_a_socket() -> None:
             sock.settimeout(WAIT_S)
             sock.connect((url.hostname, url.port))
             sock.sendall(
-                b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (COMP.encode(), len(body), body)
+                b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+                % (COMP.encode(), len(body), body)
             )
             assert backend.ended.wait(WAIT_S) and logged.wait(WAIT_S)
     assert finished[0].status == 499 and finished[0].completion_tokens < 64 * 7200
