@@ -13,6 +13,7 @@ from ray.serve import Application
 from deployments.config.application import ModelConfig, ServeConfig
 from deployments.gateway.deployment import Gateway
 from deployments.limits.actor import LimitCounters
+from deployments.ray_serve import private
 from deployments.ray_serve.flags import replica_env
 from deployments.replica.deployment import ModelReplica
 from deployments.replica.pins import Pin, pins_of
@@ -21,7 +22,10 @@ from deployments.routing.router import ModelRouter
 
 def build(config: ServeConfig) -> Application:
     """Gateway -> one ModelReplica deployment per pool, by the table that ModelRouter keeps. Where limits are counted by
-    the store `actor`, all gateways also share a LimitCounters."""
+    the store `actor`, all gateways also share a LimitCounters. Raises PermissionError on a Ray cluster that lets
+    everybody run code, unless the configuration allows that."""
+    if not config.allow_unauthenticated_ray and (faults := private.token_faults()):
+        raise PermissionError("; ".join(faults))
     pools = {
         model.name: _pool(model, pins_of(model.pinned_prompts, config.gateway), config.budget_terms(model))
         for model in config.models

@@ -120,6 +120,9 @@ class ServeConfig(StrictModel):
     """External servers with OpenAI's API, which routes may name."""
     gateway: GatewayConfig = GatewayConfig()
     """The HTTP API: keys, tiers, limits and bounds of requests."""
+    allow_unauthenticated_ray: bool = False
+    """Whether to run on a Ray cluster that asks for no token. Then whoever reaches a port of its nodes can run code on
+    them. `sluice serve` and `sluice env` make Ray ask for one."""
     gateway_replicas: int = Field(1, ge=1)
     """How many gateway processes there are. More than one cannot use `gateway.limits.store: memory`."""
 

@@ -103,6 +103,19 @@ def node_faults(environment: Mapping[str, str] | None = None) -> list[str]:
     return [f"{_LOOPBACK}=0 has no effect in Ray {_version()}: its node listens on {address}, not on loopback"]
 
 
+def token_faults() -> list[str]:
+    """What is wrong with the authentication between Ray's processes, a sentence each. Without it, whoever reaches a
+    port of a replica can run code there: Serve unpickles what it is sent."""
+    from ray._private.authentication.authentication_utils import is_token_auth_enabled
+
+    if is_token_auth_enabled():
+        return []
+    return [
+        "Ray asks for no token, so whoever reaches a port of this cluster could run code on it: start Ray in a shell "
+        'that has run eval "$(sluice env)", or set allow_unauthenticated_ray: true if nobody else reaches its ports'
+    ]
+
+
 def guard_faults(request_id_in_answer: str | None, environment: Mapping[str, str] | None = None) -> list[str]:
     """What is wrong with Serve's HTTP proxy, a sentence each, by the request id in its own answer to a request that had
     UNUSABLE_ID: only the guard replaces that one. HAProxy, which may stand in its place, has no guard."""

@@ -210,6 +210,7 @@ def main() -> None:
         joined = subprocess.run(
             [sys.executable, "-c", JOIN], env=env, capture_output=True, text=True, check=False, timeout=WAIT_S
         )
+        facts["token faults"] = private.token_faults()
         facts["another token"] = joined.stderr[-2000:] if joined.returncode else "let in"
         until(lambda: len(ask("gaps")) > 4)
         facts["gaps"] = ask("gaps")
