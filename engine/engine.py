@@ -221,7 +221,7 @@ class Engine:
         tokens = update.token_ids[:taken]
         self._time_tokens(live, choice, len(tokens), now)
         if reason is not None:
-            return self._terminal(live, choice, tokens, reason, now)
+            return self._terminal(live, choice, tokens, reason, now, update.fault)
         first = choice.num_completion == len(tokens)
         return live.delta(choice, tokens, timings=choice.timings(live.arrival_s, now) if first else None)
 

@@ -8,7 +8,7 @@ from engine.stats import FinishedRequest
 from engine.text.output import TextStream
 from engine.types import FinishReason, GenerateRequest, Sequence, Timings, TokenDelta, TokenLogprob
 
-_SEVERITY = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT, FinishReason.ERROR)
+_SEVERITY = tuple(FinishReason)  # the worst last
 
 
 @dataclass(slots=True)

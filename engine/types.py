@@ -17,12 +17,18 @@ class Phase(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a choice ended: end of sequence or stop string, length limit, abort by the caller, internal error."""
+    """Why a choice ended: end of sequence or stop string, length limit, abort by the caller, an error of the engine, or
+    a fault of this sequence alone, such as logits that are not numbers: no other engine would do better."""
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    FAULT = "fault"
+
+
+UNFINISHED = frozenset((FinishReason.ABORT, FinishReason.ERROR, FinishReason.FAULT))
+"""The reasons of choices that did not come to their end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,12 +233,13 @@ class SliceResult(NamedTuple):
     """What one slice gave. `token_ids` is empty for a prompt chunk. `logprobs` aligns with token_ids when
     asked for. `prompt_logprobs[j]` is the logprob of prompt token start + j + 1 (the token *after* row j),
     for those rows whose next token is a prompt token; empty unless asked for. `drafts` are the proposer's
-    guesses for the tokens after `token_ids`."""
+    guesses for the tokens after `token_ids`. `fault`: why this sequence cannot go on; then there are no tokens."""
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     drafts: tuple[int, ...] = ()
+    fault: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

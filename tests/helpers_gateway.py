@@ -19,7 +19,7 @@ import httpx
 import uvicorn
 
 from deployments.channel.replica_info import ReplicaState, ReplicaStatus, UnavailableReason
-from deployments.config.gateway import GatewayConfig
+from deployments.config.gateway import GatewayConfig, StaticKey
 from deployments.gateway.app import create_app
 from deployments.observe.request_log import RequestLog
 from deployments.routing.errors import ModelUnavailableError
@@ -230,6 +230,13 @@ def client(backend: FakeBackend, config: GatewayConfig | None = None, **kw: Any)
     app = create_app(config or GatewayConfig(), backend, **kw)
     headers = {"content-type": "application/json"}
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway", headers=headers)
+
+
+def admin_client(backend: FakeBackend) -> httpx.AsyncClient:
+    """The same with a key that has the scope `admin`."""
+    http = client(backend, GatewayConfig(api_keys=(StaticKey(key="sk-root", scopes=("admin",)),)))
+    http.headers["authorization"] = "Bearer sk-root"
+    return http
 
 
 LEAK = re.compile(

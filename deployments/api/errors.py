@@ -18,6 +18,7 @@ from deployments.routing.errors import (
     RoutingError,
     UnableError,
     UnknownModelError,
+    UnusableOutputError,
 )
 from deployments.upstream.errors import UpstreamRefusedError
 from engine.errors import ContextLengthError, DeadlineError, EngineError, InvalidRequestError, QueueFullError
@@ -165,6 +166,8 @@ def from_exception(error: Exception) -> ApiError | None:
             return _unavailable(text, _UNAVAILABLE, "server_is_overloaded", retry_after_s)
         case ReplicaSilentError():
             return _unavailable(str(error), _UNAVAILABLE, None, 1.0)
+        case UnusableOutputError():
+            return ApiError(500, "The model's output for this request is not usable. Sorry about that!", SERVER)
         case RoutingError() | EngineError():
             return cut_short()
     return None

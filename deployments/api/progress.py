@@ -35,7 +35,7 @@ class GenerationProgress:
         match delta.finish_reason:
             case None:
                 return choice
-            case FinishReason.ERROR:
+            case FinishReason.ERROR | FinishReason.FAULT:
                 raise internal()
             case FinishReason.ABORT:
                 raise cut_short()

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.types import FinishReason, TokenDelta
+from engine.types import UNFINISHED, TokenDelta
 
 
 def merged(deltas: Sequence[TokenDelta]) -> list[TokenDelta]:
     """Joins the deltas of each choice, in order, to one.
 
-    A delta that reports a fault (ABORT, ERROR) stays apart from the text before it, so that the text can still be used.
+    A delta of a choice that did not come to its end stays apart from the text before it, so that the text can still be
+    used.
     """
     choices: dict[tuple[str, int, bool], list[TokenDelta]] = {}
     for delta in deltas:
-        fault = delta.finish_reason in (FinishReason.ABORT, FinishReason.ERROR)
-        choices.setdefault((delta.request_id, delta.index, fault), []).append(delta)
+        unfinished = delta.finish_reason in UNFINISHED
+        choices.setdefault((delta.request_id, delta.index, unfinished), []).append(delta)
     return [_joined(parts) if len(parts) > 1 else parts[0] for parts in choices.values()]
 
 

@@ -13,9 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.runner.random import choice_seed
-from engine.types import FinishReason, GenerateRequest, Timings, TokenDelta
-
-_FAULTS = (FinishReason.ABORT, FinishReason.ERROR)
+from engine.types import UNFINISHED, GenerateRequest, Timings, TokenDelta
 
 
 @dataclass(slots=True)
@@ -70,7 +68,7 @@ class Continuation:
         fresh: list[TokenDelta] = []
         fault: TokenDelta | None = None
         for delta in deltas:
-            if delta.finish_reason in _FAULTS:
+            if delta.finish_reason in UNFINISHED:
                 fault = delta
                 continue
             request_id, index = self._asked[delta.request_id, delta.index]

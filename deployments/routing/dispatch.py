@@ -17,13 +17,13 @@ from deployments.observe.log import log
 from deployments.routing.circuit import Circuit, State
 from deployments.routing.continuation import Continuation
 from deployments.routing.destinations import DeltaStream, Destination, RoutedRequest
-from deployments.routing.errors import RETRY_AFTER_S, ModelUnavailableError
+from deployments.routing.errors import RETRY_AFTER_S, ModelUnavailableError, UnusableOutputError
 from deployments.routing.failures import RESUMABLE, failure_of, final_error, refusal_after
 from deployments.routing.hedge import hedged
 from deployments.routing.mirror import Mirror
 from deployments.routing.plan import RoutePlan
 from deployments.routing.retry_budget import RetryBudget
-from engine.types import TokenDelta
+from engine.types import FinishReason, TokenDelta
 
 _POLL_S = 0.1  # seconds between two looks at whether a destination is up again
 _MAX_SUCCESSOR_WAIT_S = 5.0  # from a request's arrival; pools ask Serve twice a second which replicas there are
@@ -79,6 +79,8 @@ class Dispatcher:
                     fresh, fault = job.continuation.take(deltas)
                     if fresh:
                         yield fresh
+                    if fault is not None and fault.finish_reason is FinishReason.FAULT:
+                        raise UnusableOutputError(fault.error)
                     if fault is not None:
                         raise StreamLostError(f"the engine gave up: {fault.error}")
                 if job.continuation.complete:

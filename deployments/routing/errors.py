@@ -33,6 +33,10 @@ class ReplicaLostError(RoutingError):
     """The replica that served the request is gone, and no other can go on with the answer."""
 
 
+class UnusableOutputError(RoutingError):
+    """The model gave nothing for this request from which a token could be chosen. Other replicas would do the same."""
+
+
 class ReplicaSilentError(RoutingError):
     """A replica of a pool did not answer a question about its state in time."""
 

@@ -83,6 +83,9 @@ class KVCache(Protocol):
         """Release, but keep what is computed in host memory until the next reserve() or forget(). False: no room
         there, nothing changed."""
 
+    def discard(self, seq: Sequence) -> None:
+        """Take the blocks that only this sequence holds out of the prefix cache: their content is of no use."""
+
     def forget(self, seq: Sequence) -> None:
         """Release, and drop whatever else is remembered of a sequence that has ended."""
 

@@ -266,6 +266,12 @@ class PagedKVCache:
             record.slots[i] = slot
         return True
 
+    def discard(self, seq: Sequence) -> None:
+        """See KVCache.discard()."""
+        for block in _real(seq.blocks):
+            if self._pool.refs(block) == 1:
+                self._pool.withdraw(block)
+
     def forget(self, seq: Sequence) -> None:
         """See KVCache.forget()."""
         self.release(seq)

@@ -78,6 +78,13 @@ class BlockPool:
             self._index[digest] = block
             self._digests[block] = digest
 
+    def withdraw(self, block: int) -> None:
+        """Undo publish() of an owned block: nobody finds it any more."""
+        assert self._refs[block] > 0, f"block {block} cannot be withdrawn"
+        if (digest := self._digests[block]) is not None:
+            del self._index[digest]
+            self._digests[block] = None
+
     def published(self) -> list[bytes]:
         """All digests that find() would know. One step of the interpreter: safe from any thread."""
         return list(self._index)

@@ -14,7 +14,7 @@ from engine.kv.transfer import Layers
 from engine.models.base import Model
 from engine.runner.copies import BlockCopies
 from engine.runner.graphs import StepGraph
-from engine.runner.sampler import Sampler
+from engine.runner.sampler import Fault, Sampled, Sampler
 from engine.runner.threads import one_torch_thread
 from engine.spec.base import Proposer
 from engine.types import NewSequence, SeqSlice, SliceResult, StepPlan, StepResult, TokenLogprob
@@ -89,7 +89,12 @@ class Runner:
         sampled = self._sample(plan.slices, ends, hidden, captured)
         results = []
         for i, s in enumerate(plan.slices):
-            token, logprob = sampled.get(s.seq_id, (None, None))
+            got = sampled.get(s.seq_id, (None, None))
+            if isinstance(got, Fault):
+                self._clean(s.block_ids)
+                results.append(SliceResult(fault=got.reason))
+                continue
+            token, logprob = got
             results.append(
                 SliceResult(
                     token_ids=() if token is None else (token,),
@@ -122,6 +127,12 @@ class Runner:
             for tensor, rows in zip(own, new, strict=True):
                 tensor[ids] = rows.to(self._device)
 
+    def _clean(self, block_ids: Seq[int]) -> None:
+        """Replaces what is not a finite number: whoever gets the blocks next multiplies what it does not see by 0."""
+        ids = torch.tensor([block for block in block_ids if block >= 0], dtype=torch.int64, device=self._device)
+        for tensor in (t for layer in self._storage.by_block for t in layer if t.dtype.is_floating_point):
+            tensor[ids] = tensor[ids].float().nan_to_num_(0.0, 0.0, 0.0).to(tensor.dtype)
+
     def _settle(self) -> None:
         """Wait until the blocks that the last plan loads are complete."""
         if self._copies is not None:
@@ -138,7 +149,7 @@ class Runner:
 
     def _sample(
         self, slices: Seq[SeqSlice], ends: Seq[int], hidden: Tensor, captured: StepGraph | None
-    ) -> dict[int, tuple[int, TokenLogprob | None]]:
+    ) -> dict[int, Sampled]:
         """The next token of every sampling slice, by seq_id. `captured`: what gave `hidden`, if not the model."""
         chosen = [(s, end - 1) for s, end in zip(slices, ends, strict=True) if s.sample]
         if not chosen:

@@ -12,7 +12,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.errors import EngineError
 from engine.runner.draw import DrawRows, draw_ranked, draw_unranked
 from engine.runner.logprobs import token_logprobs
 from engine.runner.penalties import Ids, Penalised, TokenHistory, add_bias, ban, has_penalties, penalise, valid_ids
@@ -23,6 +22,17 @@ from engine.types import NewSequence, SamplingParams, TokenLogprob
 
 GREEDY_BELOW = 1e-5  # temperatures so low are greedy: the draw could only differ between exact ties
 _MAX_BIAS = 1e30  # keeps a biased logit finite whatever the request says
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why there is no next token for a sequence."""
+
+    reason: str
+
+
+Sampled = tuple[int, TokenLogprob | None] | Fault
+"""A token, with its logprob where that is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,23 +108,35 @@ class Sampler:
             self._states.pop(seq_id, None)
 
     @one_torch_thread()
-    def sample(self, seq_ids: Seq[int], positions: Seq[int], logits: Tensor) -> list[tuple[int, TokenLogprob | None]]:
+    def sample(self, seq_ids: Seq[int], positions: Seq[int], logits: Tensor) -> list[Sampled]:
         """The next token of each row of logits [R, vocab] (fp32, contiguous; may be overwritten).
 
         positions[i] is the absolute index of the token to choose: len(prompt) for the first output token.
         Sampling a position again (a step run twice) forgets the output from there on. A sequence with
-        penalties may be in a call only once, since its second row depends on the first. Raises EngineError,
-        naming the sequence, for logits with NaN or infinity and for a position whose history is unknown.
+        penalties may be in a call only once, since its second row depends on the first. A row whose logits have NaN
+        or infinity, or whose position needs a history that is not known, has a Fault in place of a token.
         """
         if not seq_ids:
             return []
         assert logits.dtype == torch.float32 and logits.is_contiguous(), (logits.dtype, logits.stride())
         assert logits.shape == (len(seq_ids), self._vocab_size), (logits.shape, len(seq_ids), self._vocab_size)
         states = [self._states[s] for s in seq_ids]
-        for seq_id, state, position in zip(seq_ids, states, positions, strict=True):
-            _rewind(seq_id, state, position)
+        faults = {row: why for row, (s, p) in enumerate(zip(states, positions, strict=True)) if (why := _rewind(s, p))}
         peaks, best = row_argmax(logits)
-        _check_finite(seq_ids, peaks)
+        for row, peak in enumerate(peaks.tolist()):
+            if not math.isfinite(peak):  # NaN if any logit is, and minus infinity only if all are
+                faults[row] = "the model gave logits that are not finite numbers"
+        if faults:  # any numbers will do for these rows, so that the others are not disturbed
+            rows = torch.tensor(sorted(faults), device=logits.device)
+            logits[rows], peaks[rows], best[rows] = 0.0, 0.0, 0
+        sampled = self._sampled(states, positions, logits, peaks, best)
+        for row, why in faults.items():
+            sampled[row] = Fault(why)
+        return sampled
+
+    def _sampled(
+        self, states: Seq[_State], positions: Seq[int], logits: Tensor, peaks: Tensor, best: Tensor
+    ) -> list[Sampled]:
         if all(s.plain for s in states):
             return [(token, None) for token in best.tolist()]
 
@@ -126,7 +148,7 @@ class Sampler:
             if state.history is not None:
                 state.history.append(token)
 
-        result: list[tuple[int, TokenLogprob | None]] = [(t, None) for t in tokens]
+        result: list[Sampled] = [(t, None) for t in tokens]
         if raw is not None:
             ks = [states[i].params.logprobs or 0 for i in scored]
             for i, entry in zip(scored, token_logprobs(raw, [tokens[i] for i in scored], ks), strict=True):
@@ -196,20 +218,15 @@ class Sampler:
         )
 
 
-def _rewind(seq_id: int, state: _State, position: int) -> None:
+def _rewind(state: _State, position: int) -> str | None:
+    """Forgets the output from `position` on. Returns what is wrong if penalties need output that is not known."""
     if state.history is None:
-        return
+        return None
     num_output = position - state.num_prompt
     state.history.rewind(num_output)
-    if num_output != len(state.history.output):
-        raise EngineError(
-            f"sequence {seq_id}: asked to sample position {position}, but only the output up to position "
-            f"{state.num_prompt + len(state.history.output)} is known, and its penalties need all of it"
-        )
-
-
-def _check_finite(seq_ids: Seq[int], peaks: Tensor) -> None:
-    """A row's peak is NaN if any logit is, and minus infinity only if all are."""
-    for seq_id, peak in zip(seq_ids, peaks.tolist(), strict=True):
-        if not math.isfinite(peak):
-            raise EngineError(f"the model gave logits without a finite maximum for sequence {seq_id}")
+    if num_output == len(state.history.output):
+        return None
+    return (
+        f"asked to sample position {position}, but only the output up to position "
+        f"{state.num_prompt + len(state.history.output)} is known, and its penalties need all of it"
+    )

@@ -31,8 +31,8 @@ from engine.types import (
 class SeqUpdate(NamedTuple):
     """What one step gave one sequence: tokens appended (none past the end), prompt logprobs, or its end.
 
-    `prompt_logprobs[i]` belongs to prompt token `prompt_logprob_start` + i. After a preemption rows come
-    again: store by position, do not append.
+    `fault` says why a sequence ended with FinishReason.FAULT. `prompt_logprobs[i]` belongs to prompt token
+    `prompt_logprob_start` + i. After a preemption rows come again: store by position, do not append.
     """
 
     seq: Sequence
@@ -41,6 +41,7 @@ class SeqUpdate(NamedTuple):
     prompt_logprob_start: int = 0
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
+    fault: str | None = None
 
 
 class Scheduler:
@@ -290,6 +291,10 @@ class Scheduler:
             self._chunks.observe(decodes, chunks, seconds)
 
     def _advance(self, seq: Sequence, piece: SeqSlice, got: SliceResult, now_s: float) -> SeqUpdate | None:
+        if got.fault is not None:
+            self._kv.discard(seq)
+            self.finish(seq.seq_id, FinishReason.FAULT)
+            return SeqUpdate(seq, finish_reason=FinishReason.FAULT, fault=got.fault)
         assert bool(got.token_ids) == piece.sample, f"sequence {seq.seq_id}: sampled {got.token_ids}, not as planned"
         reason: FinishReason | None = None
         count = 0

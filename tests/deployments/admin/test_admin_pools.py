@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from helpers_accounts import ROOT_KEY, bearer, gateway, keyed
-from helpers_gateway import MODEL, FakeBackend, client, error_of
+from helpers_gateway import MODEL, FakeBackend, admin_client, client, error_of
 from pydantic import TypeAdapter
 
 from deployments.admin.pools import POOL_OPERATIONS
@@ -26,19 +26,13 @@ def checked(response: httpx.Response, path: str) -> dict[str, Any]:
     return body
 
 
-def admin(backend: FakeBackend) -> httpx.AsyncClient:
-    http = client(backend, GatewayConfig(api_keys=(StaticKey(key="sk-root", scopes=("admin",)),)))
-    http.headers.update(bearer("sk-root"))
-    return http
-
-
 def statuses(pool: dict[str, Any]) -> list[str]:
     return [replica["status"] for replica in pool["replicas"]]
 
 
 async def test_one_replica_and_all_of_them() -> None:
     backend = FakeBackend()
-    async with admin(backend) as http:
+    async with admin_client(backend) as http:
         [pool] = checked(await http.get(POOLS), POOLS)["data"]
         assert pool["id"] == MODEL and statuses(pool) == ["active", "active"]
         assert pool["replicas"][0].items() >= {"id": "r1", "streams": 2, "running": 3, "waiting": 1}.items()
@@ -63,7 +57,7 @@ async def test_one_replica_and_all_of_them() -> None:
 )
 async def test_what_is_refused(body: dict[str, Any], status: int, param: str, says: str) -> None:
     backend = FakeBackend()
-    async with admin(backend) as http:
+    async with admin_client(backend) as http:
         error = error_of(await http.post(DRAIN, json=body), status)
     assert error["param"] == param and says in error["message"] and not backend.drains
 

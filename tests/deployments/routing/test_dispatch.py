@@ -18,7 +18,7 @@ from deployments.config.routing_table import Limits
 from deployments.routing.circuit import State
 from deployments.routing.destinations import RoutedRequest, UpstreamDestination
 from deployments.routing.dispatch import Dispatcher
-from deployments.routing.errors import ModelUnavailableError, OverloadedError, ReplicaLostError
+from deployments.routing.errors import ModelUnavailableError, OverloadedError, ReplicaLostError, UnusableOutputError
 from deployments.routing.hints import RoutingHints
 from deployments.routing.plan import RoutePlan
 from deployments.upstream.errors import UpstreamRefusedError
@@ -215,6 +215,19 @@ async def test_an_engine_that_gives_up_is_left() -> None:
                 yield deltas
 
     assert await run({"a": GivesUp()}, plan("a")) == TEXT
+
+
+async def test_a_fault_of_the_sequence_itself_is_not_tried_elsewhere() -> None:
+    class Faulty(FakePool):
+        async def play(self, ask: RoutedRequest) -> AsyncGenerator[list[TokenDelta], None]:
+            self.asked.append(ask)
+            yield [TokenDelta("r", 0, (1,), "one ", num_completion_tokens=1)]
+            yield [TokenDelta("r", 0, (), "", finish_reason=FinishReason.FAULT, error="not finite")]
+
+    a, b = Faulty(), FakePool()
+    with pytest.raises(UnusableOutputError, match="not finite"):
+        await run({"a": a, "b": b}, plan("a", "b"))
+    assert len(a.asked) == 1 and not b.asked
 
 
 async def test_leaving_closes_the_attempt() -> None:

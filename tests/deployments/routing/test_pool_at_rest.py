@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from helpers_gateway import MODEL, FakeBackend, client, demo_model, demo_text, error_of
+from helpers_gateway import MODEL, FakeBackend, admin_client, client, demo_model, demo_text, error_of
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
 
@@ -187,10 +187,10 @@ async def test_a_model_of_unknown_length_is_woken_before_its_request_is_read() -
 
 async def test_the_admin_api_says_why_a_pool_has_no_replica() -> None:
     backend = FakeBackend(replicas={MODEL: []})
-    async with client(backend) as http:
+    async with admin_client(backend) as http:
         [pool] = (await http.get("/admin/v1/pools")).json()["data"]
         assert (pool["status"], pool["replicas"]) == ("asleep", [])
         assert (await http.post("/admin/v1/drain", json={"pool": MODEL})).json()["status"] == "asleep"
-    async with client(FakeBackend()) as http:
+    async with admin_client(FakeBackend()) as http:
         assert (await http.get("/admin/v1/pools")).json()["data"][0]["status"] == "up"
         assert (await http.post("/admin/v1/drain", json={"pool": MODEL})).json()["status"] == "drained"

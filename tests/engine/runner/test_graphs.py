@@ -152,8 +152,8 @@ def test_logits_that_are_not_finite_end_a_captured_step_too(tmp_path):
     sequences.step([sequences.slice(0)])
     for _, values in rank.runner.storage.layers:
         values.fill_(torch.nan)
-    with pytest.raises(EngineError, match="finite maximum for sequence 0"):
-        sequences.step([sequences.slice(0)])
+    [result] = rank.runner.run(StepPlan(99, (sequences.slice(0),))).slices
+    assert result.fault is not None and "not finite" in result.fault
 
 
 def test_a_model_with_other_ops_runs_eagerly_after_one_line(tmp_path, caplog):

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.errors import EngineError
 from engine.runner.random import choice_seed, uniform
-from engine.runner.sampler import Sampler
+from engine.runner.sampler import Fault, Sampler
 from engine.types import NewSequence, SamplingParams
 
 torch.set_num_threads(1)
@@ -330,9 +329,9 @@ def test_a_step_run_again_gives_the_same_and_forgets_what_followed() -> None:
 
 def test_a_gap_in_the_history_is_an_error_only_where_penalties_need_it() -> None:
     s = sampler(params(presence_penalty=1.0), params(temperature=1.0))
-    with pytest.raises(EngineError, match=r"sequence 0.*position 9.*up to position 4"):
-        s.sample([0], [9], noise(1))
-    assert len(s.sample([1], [9], noise(1))) == 1
+    fault, (token, _) = s.sample([0, 1], [9, 9], noise(2))
+    assert isinstance(fault, Fault) and "position 9, but only the output up to position 4" in fault.reason
+    assert 0 <= token < VOCAB
 
 
 def test_forget_and_add_again() -> None:
@@ -380,17 +379,19 @@ def test_prompt_logprobs() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("kw", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}])
-def test_unusable_logits_name_the_sequence(bad: float, kw: dict[str, Any]) -> None:
+def test_unusable_logits_are_a_fault_of_their_sequence_alone(bad: float, kw: dict[str, Any]) -> None:
     s = sampler(params(), params(**kw))
     x = noise(2)
     x[1, 17] = bad
-    with pytest.raises(EngineError, match="sequence 1"):
-        s.sample([0, 1], [4, 4], x)
+    [(alone, _)] = s.sample([0], [4], x[:1].clone())
+    good, fault = s.sample([0, 1], [4, 4], x)
+    assert good == (alone, None)
+    assert isinstance(fault, Fault) and "not finite" in fault.reason
 
 
-def test_logits_that_allow_nothing_are_an_error() -> None:
-    with pytest.raises(EngineError, match="sequence 0"):
-        sampler(params()).sample([0], [4], torch.full((1, VOCAB), -math.inf))
+def test_logits_that_allow_nothing_are_a_fault_of_their_sequence() -> None:
+    [fault] = sampler(params()).sample([0], [4], torch.full((1, VOCAB), -math.inf))
+    assert isinstance(fault, Fault)
 
 
 def test_nothing_to_sample() -> None:
