@@ -76,8 +76,9 @@ class EngineConfig:
     """Blocks in the KV cache, at least 1. Default: as many as fit the memory."""
 
     kv_cache_memory: int | None = None
-    """Bytes for the KV cache where `num_kv_blocks` is not set. Default: what `gpu_memory_utilization` leaves on a GPU,
-    1 GiB on the CPU. It must hold one sequence of `max_model_len` tokens."""
+    """Bytes for the KV cache where `num_kv_blocks` is not set. Default: what `gpu_memory_utilization` leaves on a GPU;
+    on the CPU 1 GiB, or more if one sequence of the model's whole context needs more, but at most half of the free
+    memory. It must hold one sequence of `max_model_len` tokens where that is set."""
 
     gpu_memory_utilization: float = 0.9
     """Share of a GPU's memory that weights, buffers and KV cache may take together, above 0 and at most 1. The
@@ -96,8 +97,8 @@ class EngineConfig:
     `attention_window` and with a model's own windows."""
 
     max_model_len: int | None = None
-    """Tokens of prompt and output together that one sequence may have, at least 1. Default: the model's own limit,
-    which it must not exceed."""
+    """Tokens of prompt and output together that one sequence may have, at least 1. It must not exceed the model's own
+    limit. Default: that limit, or what fits into the KV cache if that is less, which a line in the log says."""
 
     max_num_seqs: int = 64
     """Sequences that run at once, at least 1. More of them share each reading of the weights, but make every step

@@ -13,7 +13,7 @@ from engine.executor.base import Capacity
 from engine.kernels import cpu, select_kernels
 from engine.kernels.cpu.ops import NativeKernels
 from engine.kernels.cpu.pages import prefer_large_pages
-from engine.kv.storage import KVLayout, KVStorage, num_blocks_for
+from engine.kv.storage import KVLayout, KVStorage, size_cache
 from engine.models.base import Model
 from engine.models.checkpoint import Checkpoint, open_checkpoint
 from engine.models.loader import check_heads, load_model
@@ -51,8 +51,8 @@ class Rank:
         dtype = settings.resolve_dtype(config, checkpoint, device)
         kv_dtype = settings.resolve_kv_dtype(config, checkpoint, device, dtype)
         scales = settings.resolve_kv_scales(config, checkpoint, kv_dtype)
-        max_model_len = settings.resolve_max_model_len(config, checkpoint)
-        window = settings.kv_window(config, spec, max_model_len)
+        longest = settings.resolve_max_model_len(config, checkpoint)
+        window = settings.kv_window(config, spec, longest)
         native = device.type == "cpu" and cpu.available()
         between = torch.float32 if native else dtype  # the layers, whose products may take a narrower type
         machine = Machine(
@@ -73,16 +73,20 @@ class Rank:
             keys_by_feature=attention.keys_by_feature(config.block_size),
             scales=scales,
         )
-        if device.type == "cpu":  # the size does not depend on the weights there: refuse before the long part
-            num_blocks_for(config, layout, max_model_len, device, window)
+        if device.type == "cpu":  # refuse before the long part, with what the weights will take
+            cache = size_cache(config, layout, longest, device, window, checkpoint.num_bytes)
         kernels = select_kernels(device, between, deterministic=config.deterministic)
         ours = kernels if isinstance(kernels, NativeKernels) else None
         weights = Weights(checkpoint, self._group, between, device, ours, dtype, config.deterministic)
         with torch.inference_mode():
-            model = load_model(checkpoint, weights, kernels, attention, config.block_size, max_model_len)
+            model = load_model(checkpoint, weights, kernels, attention, config.block_size, longest)
             if ours is None:  # our kernels are ready once they are loaded, and the first steps size their buffers
-                _warm_up(model, layout, _widest_step(config, max_model_len), config.max_num_seqs, device)
-        storage = KVStorage(layout, num_blocks_for(config, layout, max_model_len, device, window), device)
+                _warm_up(model, layout, _widest_step(config, longest), config.max_num_seqs, device)
+        if device.type != "cpu":
+            cache = size_cache(config, layout, longest, device, window)
+        max_model_len = cache.max_model_len
+        window = settings.kv_window(config, spec, max_model_len)
+        storage = KVStorage(layout, cache.num_blocks, device)
         if device.type == "cpu":
             for tensor in (t for layer in storage.by_block for t in layer):
                 prefer_large_pages(tensor)

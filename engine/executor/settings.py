@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from engine.errors import ConfigError
 from engine.kv.scales import KVScales, read_scales
 from engine.kv.storage import SCALED_DTYPES
 from engine.kv.window import KVWindow, widest
+from engine.machine import usable_cores
 from engine.models.checkpoint import Checkpoint
 from engine.models.spec import ModelSpec
 
@@ -137,8 +137,8 @@ def num_disk_slots(config: EngineConfig, bytes_per_block: int) -> int:
 
 
 def num_threads(config: EngineConfig) -> int:
-    """Threads that compute: num_threads, or one per core that this process may use."""
-    return config.num_threads or len(os.sched_getaffinity(0))
+    """Threads that compute: num_threads, or one for each core that this process may keep busy."""
+    return config.num_threads or usable_cores()
 
 
 def dtype_name(dtype: torch.dtype) -> str:

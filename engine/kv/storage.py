@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +12,12 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.kv.scales import KVScales
 from engine.kv.window import KVWindow
+from engine.machine import free_memory
 
-DEFAULT_CPU_BYTES = 1 << 30
+log = logging.getLogger(__name__)
+
+DEFAULT_CPU_BYTES = 1 << 30  # holds some 20,000 tokens of a 3B model; prefixes seldom need more
+_CPU_SHARE = 0.5  # of the memory that is free; the rest is for the steps' own buffers, gateways, and others
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 """The largest code of the types that need scales."""
 SCALED_DTYPES = frozenset(LARGEST)
@@ -101,36 +106,64 @@ class KVStorage:
         return tuple(tuple(t for t in layer if t.stride(0)) for layer in self.layers)
 
 
-def num_blocks_for(
-    config: EngineConfig, layout: KVLayout, max_model_len: int, device: torch.device, window: KVWindow | None = None
-) -> int:
-    """How many blocks to make. An explicit num_kv_blocks is taken as it is, however small: requests that
-    cannot fit are refused one by one. A pool sized from memory must hold one sequence of max_model_len
-    tokens; raises ConfigError with the numbers when it would not.
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """How many blocks there are, and how many tokens one sequence may have."""
 
-    Called after the weights are loaded and warmed up: on CUDA what they use is what is not free.
+    num_blocks: int
+    max_model_len: int
+
+
+def size_cache(
+    config: EngineConfig,
+    layout: KVLayout,
+    longest: int,
+    device: torch.device,
+    window: KVWindow | None = None,
+    reserved: int = 0,
+) -> CacheSize:
+    """The size of the cache. `longest`: the tokens that a sequence may have by the model and the settings. `reserved`:
+    bytes of host memory that are still to be taken by others.
+
+    An explicit num_kv_blocks is taken as it is, however small: requests that cannot fit are refused one by one. A cache
+    sized from memory holds one sequence of `longest` tokens. Where there is too little memory for that, sequences are
+    as long as fits; if max_model_len was set, ConfigError is raised with the numbers.
+
+    On CUDA to be called after the weights are loaded and warmed up: what they use is what is not free.
     """
     if config.num_kv_blocks is not None:
-        return config.num_kv_blocks
-    memory = _memory_for(config, device)
-    blocks = memory // layout.bytes_per_block
-    needed = -(-max_model_len // layout.block_size)
+        return CacheSize(config.num_kv_blocks, longest)
+    needed = -(-longest // layout.block_size)
     if window is not None:
         needed = min(needed, window.least_blocks(layout.block_size))
-    if blocks < needed:
+    memory = _memory_for(config, device, needed * layout.bytes_per_block, reserved)
+    blocks = memory // layout.bytes_per_block
+    if blocks >= needed:
+        return CacheSize(blocks, longest)
+    if config.max_model_len is not None or not blocks:
         raise ConfigError(
             f"the KV cache gets {memory} bytes = {blocks} blocks of {layout.block_size} tokens "
-            f"({layout.bytes_per_block} bytes each), but one sequence of max_model_len {max_model_len} needs "
+            f"({layout.bytes_per_block} bytes each), but one sequence of max_model_len {longest} needs "
             f"{needed} blocks = {needed * layout.bytes_per_block} bytes; raise kv_cache_memory or lower max_model_len"
         )
-    return blocks
+    fitting = blocks * layout.block_size
+    log.warning(
+        "sequences have at most %d tokens: the KV cache gets %d bytes, and the model's %d tokens would need %d",
+        fitting,
+        memory,
+        longest,
+        needed * layout.bytes_per_block,
+    )
+    return CacheSize(blocks, fitting)
 
 
-def _memory_for(config: EngineConfig, device: torch.device) -> int:
+def _memory_for(config: EngineConfig, device: torch.device, needed: int, reserved: int) -> int:
+    """Bytes for the cache. `needed`: for one longest sequence."""
     if config.kv_cache_memory is not None:
         return config.kv_cache_memory
     if device.type != "cuda":
-        return DEFAULT_CPU_BYTES
+        usual, free = max(DEFAULT_CPU_BYTES, needed), free_memory()
+        return usual if free is None else min(usual, int(max(0, free - reserved) * _CPU_SHARE))
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     return max(0, int(total * config.gpu_memory_utilization) - (total - free))

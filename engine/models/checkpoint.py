@@ -64,6 +64,12 @@ class Checkpoint:
         """Canonical (Hugging Face) names. lm_head.weight is absent when the head is the embedding."""
         return tuple(self._read)
 
+    @property
+    def num_bytes(self) -> int:
+        """The size of the weights' files."""
+        files = [self.source] if self.source.is_file() else self.source.glob("*.safetensors")
+        return sum(file.stat().st_size for file in files)
+
     def load(self, name: str) -> StoredTensor:
         """Raises ModelFileError, also for NaN or infinity in a norm weight or bias."""
         if name not in self._read:

@@ -6,7 +6,6 @@ into memory and written back by the system in its own time.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
@@ -18,6 +17,7 @@ from torch import Tensor
 from engine.errors import ConfigError
 from engine.kv.disk_file import rows_on_disk
 from engine.kv.storage import KVStorage
+from engine.machine import memory_limit
 
 Pairs = Sequence[tuple[int, int]]
 
@@ -34,9 +34,9 @@ def make_copies(
     storage: KVStorage, num_slots: int, num_disk_slots: int = 0, disk_dir: str | None = None
 ) -> BlockCopies:
     """Reserves host memory for num_slots blocks, and disk for more. Raises ConfigError if there is not so much."""
-    size, have = num_slots * storage.layout.bytes_per_block, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if size >= have:
-        raise ConfigError(f"host_kv_cache_gib asks for {size} bytes per rank; this machine has {have}")
+    size, have = num_slots * storage.layout.bytes_per_block, memory_limit()
+    if have is not None and size >= have:
+        raise ConfigError(f"host_kv_cache_gib asks for {size} bytes per rank; this process may have {have}")
     on_gpu = storage.layers[0][0].is_cuda
     disk = rows_on_disk(disk_dir, num_disk_slots, storage.layout.bytes_per_block) if num_disk_slots else None
     return CudaCopies(storage, num_slots, disk) if on_gpu else CpuCopies(storage, num_slots, disk)

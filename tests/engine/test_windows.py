@@ -188,4 +188,4 @@ def test_a_pool_from_memory_needs_to_hold_the_window_only(mistral: object, token
     assert engine.stats().kv_blocks_total == 4
     engine.close()
     with pytest.raises(ConfigError, match="needs 3 blocks"):
-        Engine(config(mistral, tokenizer, num_kv_blocks=None, kv_cache_memory=2 * size))
+        Engine(config(mistral, tokenizer, num_kv_blocks=None, max_model_len=2048, kv_cache_memory=2 * size))

@@ -12,7 +12,7 @@ from engine.attention.kv_codec import LARGEST
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError
-from engine.kv.storage import KVLayout, KVStorage, num_blocks_for
+from engine.kv.storage import KVLayout, KVStorage, size_cache
 from engine.runner.copies import block_parts, gather, make_copies, scatter
 from engine.types import SamplingParams
 
@@ -27,7 +27,7 @@ def test_the_same_memory_holds_almost_twice_the_blocks_of_float16(dtype, head_di
     layout = KVLayout(30, 3, head_dim, 16, torch.float16)
     narrow = replace(layout, dtype=dtype)
     config = EngineConfig(model="m", kv_cache_memory=1 << 28)
-    wide_blocks, blocks = (num_blocks_for(config, x, 512, CPU) for x in (layout, narrow))
+    wide_blocks, blocks = (size_cache(config, x, 512, CPU).num_blocks for x in (layout, narrow))
     assert blocks / wide_blocks == pytest.approx(2 * head_dim / (head_dim + 2), rel=2e-3)  # 1.94, 1.97
     storage = KVStorage(replace(narrow, num_layers=2), 3, CPU)
     tensors = [t for layer in storage.layers for t in layer]

@@ -1,0 +1,108 @@
+"""What this process may use of its machine: cores and memory, within the limits of its control group.
+
+A container sees all cores and all memory of its host, whatever its limits are. Threads beyond the CPU quota are stopped
+for most of each period, and memory beyond the limit ends the process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_ROOT = Path("/")
+
+
+def usable_cores(root: Path = _ROOT) -> int:
+    """Cores that this process may keep busy, at least 1: those of its affinity, within its CPU quota. `root` is where
+    /proc and /sys are looked for."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = [*_quotas_v2(root), *_quotas_v1(root)]
+    return max(1, min([affinity, *map(int, quotas)]))
+
+
+def free_memory(root: Path = _ROOT) -> int | None:
+    """Bytes that this process may still take: what the machine has free, within its memory limit. None: not known."""
+    found = [*_free_on_machine(root), *_free_v2(root), *_free_v1(root)]
+    return max(0, min(found)) if found else None
+
+
+def memory_limit(root: Path = _ROOT) -> int | None:
+    """Bytes that this process could take if nobody else took any. None: not known."""
+    groups = [(g / "memory.max") for g in _groups(root, "")] + [
+        (g / "memory.limit_in_bytes") for g in _groups(root, "memory")
+    ]
+    limits = [limit for file in groups if (limit := _number(file)) is not None]
+    meminfo = _meminfo(root)
+    return min([*limits, *([meminfo["MemTotal"]] if "MemTotal" in meminfo else [])], default=None)
+
+
+def _free_on_machine(root: Path) -> Iterator[int]:
+    if (free := _meminfo(root).get("MemAvailable")) is not None:
+        yield free
+
+
+def _free_v2(root: Path) -> Iterator[int]:
+    for group in _groups(root, ""):
+        limit, used = _number(group / "memory.max"), _number(group / "memory.current")
+        if limit is not None and used is not None:
+            yield limit - used + _cache(group / "memory.stat", "inactive_file")
+
+
+def _free_v1(root: Path) -> Iterator[int]:
+    for group in _groups(root, "memory"):
+        limit, used = _number(group / "memory.limit_in_bytes"), _number(group / "memory.usage_in_bytes")
+        if limit is not None and used is not None:
+            yield limit - used + _cache(group / "memory.stat", "total_inactive_file")
+
+
+def _quotas_v2(root: Path) -> Iterator[float]:
+    for group in _groups(root, ""):
+        quota, _, period = _text(group / "cpu.max").partition(" ")
+        if quota.isdigit() and period.isdigit() and int(period):
+            yield int(quota) / int(period)
+
+
+def _quotas_v1(root: Path) -> Iterator[float]:
+    for group in _groups(root, "cpu"):
+        quota, period = _number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")
+        if quota is not None and period:
+            yield quota / period
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """The folders of this process's control group and of those above it. `controller` "" is version 2's only tree.
+    Inside a container the tree usually begins at the container's own group."""
+    mount = root / "sys/fs/cgroup" / controller
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            group = mount / path.strip("/")
+            while group != mount:
+                yield group
+                group = group.parent
+    yield mount
+
+
+def _number(file: Path) -> int | None:
+    """None for a file that is not there or holds no limit (`max`, or -1)."""
+    text = _text(file)
+    return int(text) if text.isdigit() else None
+
+
+def _cache(stat: Path, name: str) -> int:
+    """Bytes of files in memory that are dropped when there is need."""
+    rows = (line.split() for line in _text(stat).splitlines())
+    return next((int(row[1]) for row in rows if len(row) == 2 and row[0] == name), 0)
+
+
+def _meminfo(root: Path) -> dict[str, int]:
+    rows = (line.split() for line in _text(root / "proc/meminfo").splitlines())
+    return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) == 3}
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
