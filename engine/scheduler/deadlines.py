@@ -40,15 +40,29 @@ class DrainRate:
 
 
 class Deadlines:
-    """Waiting sequences, by the time at which to look whether they can still make it."""
+    """Waiting sequences, by the time at which to look whether they can still make it.
+
+    Of sequences that have ended only a number stays, until their time has come.
+    """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Sequence]] = []
+        self._heap: list[tuple[float, int]] = []  # when to look, and the sequence's number
+        self._sequences: dict[int, Sequence] = {}
 
     def add(self, seq: Sequence, token_s: float | None) -> None:
         """`token_s`: seconds that a token takes, as far as is known."""
         if seq.request.deadline_s is not None:
+            self._sequences[seq.seq_id] = seq
             self._look_again(seq, seq.arrival_s + seq.request.deadline_s, len(seq.tokens), token_s)
+
+    def forget(self, seq_id: int) -> None:
+        """The sequence has ended, or has had its first token."""
+        self._sequences.pop(seq_id, None)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that are remembered."""
+        return len(self._sequences)
 
     def missed(self, now_s: float, token_s: float | None, lacking: Callable[[Sequence], int]) -> list[Sequence]:
         """Those never admitted that cannot have their first token in time, each once. `lacking`: how many tokens
@@ -56,8 +70,12 @@ class Deadlines:
         late: list[Sequence] = []
         heap = self._heap
         while heap and heap[0][0] < now_s:
-            _, _, seq = heappop(heap)
-            if seq.phase is not Phase.WAITING or seq.request.deadline_s is None:
+            _, seq_id = heappop(heap)
+            seq = self._sequences.get(seq_id)
+            if seq is None or seq.request.deadline_s is None:
+                continue
+            if seq.phase is not Phase.WAITING:
+                self.forget(seq_id)
                 continue
             end, num_tokens = seq.arrival_s + seq.request.deadline_s, lacking(seq)
             if end < now_s + _least_s(num_tokens, token_s):
@@ -67,7 +85,7 @@ class Deadlines:
         return late
 
     def _look_again(self, seq: Sequence, end_s: float, num_tokens: int, token_s: float | None) -> None:
-        heappush(self._heap, (end_s - _least_s(num_tokens, token_s), seq.seq_id, seq))
+        heappush(self._heap, (end_s - _least_s(num_tokens, token_s), seq.seq_id))
 
 
 def _least_s(num_tokens: int, token_s: float | None) -> float:

@@ -133,6 +133,7 @@ class Scheduler:
             return None
         if self._running.remove(seq_id) is None:
             self._queue.remove(seq_id)
+        self._deadlines.forget(seq_id)
         seq.phase = Phase.FINISHED
         seq.finish_reason = reason
         seq.drafts = ()
@@ -219,6 +220,7 @@ class Scheduler:
         held = {block for seq in running.values() for block in seq.blocks} - {GONE}
         assert len(held) == self._kv.num_used, "blocks not owned exactly by running sequences"
         self._known.check(self._live.keys())
+        assert self._deadlines.num_sequences <= len(self._live), "a sequence that has ended is remembered"
         if plan := self._in_flight:
             ids = [piece.seq_id for piece in plan.slices]
             assert len(set(ids)) == len(ids) and plan.num_tokens <= self._budget
