@@ -19,7 +19,8 @@ MAX_DEPTH = 64
 # a few thousand of each; 2,048 prompts of token ids are 2,048 arrays.
 MAX_CONTAINERS = 32_768
 MAX_STRINGS = 262_144
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+# The closing quote may be missing, so that no start is tried twice: a string without end must not take quadratic time.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _GZIP_WINDOW = 31  # zlib: 15 bits of window, gzip framing
 
 

@@ -111,8 +111,9 @@ class _Info:
         return document(self._operations, ("/metrics",) if self._public_metrics else ())
 
     async def metrics(self, request: Request) -> Response:
-        if not self._public_metrics and not self._services.config.keyless:
-            await self._services.authenticate(request.scope, "admin")
+        if not self._public_metrics:  # without keys there is no admin: whoever may list the models may read these
+            needs = "models.read" if self._services.config.keyless else "admin"
+            await self._services.authenticate(request.scope, needs)
         text = await self._services.backend.metrics()
         if text is None:
             raise url_not_found("GET", "/metrics")

@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from engine.errors import ModelFileError
-from engine.text.vocabulary import Vocabulary, byte_level_bytes, sentencepiece_bytes, unspelled_bytes
+from engine.text.vocabulary import OTHER_NAMES, Vocabulary, byte_level_bytes, sentencepiece_bytes, unspelled_bytes
 
 
 class TokenType(IntEnum):
@@ -77,6 +77,13 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "tekken": _TEKKEN,
 }
 
+_NAMES = dict(
+    zip(
+        OTHER_NAMES,
+        ("padding_token_id", "unknown_token_id", "seperator_token_id", "cls_token_id", "mask_token_id"),  # sic
+        strict=True,
+    )
+)
 # Control tokens that end a turn whatever eos_token_id says: many files name only one of two enders.
 _TURN_ENDERS = frozenset({"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"})
 
@@ -123,6 +130,7 @@ class _Builder:
         ends = (self.token_id(k) for k in ("eos_token_id", "eot_token_id", "eom_token_id"))
         enders = (self.ids[t] for t in special if t in _TURN_ENDERS)
         template = self.metadata.get("tokenizer.chat_template")
+        tools = self.metadata.get("tokenizer.chat_template.tool_use")
         return Vocabulary(
             backend=backend,
             pieces=tuple(pieces),
@@ -132,6 +140,8 @@ class _Builder:
             eos_ids=frozenset(i for i in (*ends, *enders) if i is not None),
             add_bos=bool(self.key("add_bos_token", add_bos)),
             chat_template=template if isinstance(template, str) else None,
+            tool_template=tools if isinstance(tools, str) else None,
+            named={name: self.tokens[i] for name, key in _NAMES.items() if (i := self.token_id(key)) is not None},
         )
 
     def byte_level(self) -> tuple[tokenizers.Tokenizer, bool, bytes | None]:

@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 
 from engine.errors import ModelFileError
-from engine.text.vocabulary import Vocabulary, byte_level_bytes, sentencepiece_bytes, unspelled_bytes
+from engine.text.vocabulary import OTHER_NAMES, Vocabulary, byte_level_bytes, sentencepiece_bytes, unspelled_bytes
 
 
 def read_hf_vocabulary(path: Path) -> Vocabulary:
@@ -30,6 +30,7 @@ def read_hf_vocabulary(path: Path) -> Vocabulary:
         add_bos = bos_id is not None and backend.encode("a").ids[:1] == [bos_id]
     eos_id = _named_id(backend, named, "eos_token")
     eos_ids = generation_eos_ids(path) | (frozenset() if eos_id is None else frozenset({eos_id}))
+    templates = _chat_templates(path, config)
     return Vocabulary(
         backend=backend,
         pieces=pieces,
@@ -38,7 +39,9 @@ def read_hf_vocabulary(path: Path) -> Vocabulary:
         eos_id=eos_id,
         eos_ids=eos_ids or _ids(_read_json(path / "config.json").get("eos_token_id")),
         add_bos=add_bos,
-        chat_template=_chat_template(path, config),
+        chat_template=templates.get("default"),
+        tool_template=templates.get("tool_use"),
+        named={name: text for name in OTHER_NAMES if (text := _text_of(named.get(name)))},
     )
 
 
@@ -92,21 +95,30 @@ def _component_types(component: Any) -> set[str]:
     return {part["type"] for part in parts}
 
 
-def _chat_template(path: Path, config: dict[str, Any]) -> str | None:
-    file = path / "chat_template.jinja"
-    if file.exists():
-        return file.read_text(encoding="utf-8")
-    template = config.get("chat_template", _read_json(path / "chat_template.json").get("chat_template"))
-    if isinstance(template, list):  # several, by name
-        template = {t.get("name"): t.get("template") for t in template}.get("default")
-    return template if isinstance(template, str) else None
+def _chat_templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
+    """By name; the usual one is called `default`."""
+    found = config.get("chat_template", _read_json(path / "chat_template.json").get("chat_template"))
+    named = {t.get("name"): t.get("template") for t in found} if isinstance(found, list) else {"default": found}
+    templates = {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str)}
+    for name, file in [
+        ("default", path / "chat_template.jinja"),
+        *((file.stem, file) for file in sorted((path / "additional_chat_templates").glob("*.jinja"))),
+    ]:
+        if file.exists():
+            templates[name] = file.read_text(encoding="utf-8")
+    return templates
 
 
 def _named_id(backend: tokenizers.Tokenizer, named: dict[str, Any], name: str) -> int | None:
-    token = named.get(name)
+    token = _text_of(named.get(name))
+    return None if token is None else backend.token_to_id(token)
+
+
+def _text_of(token: Any) -> str | None:
+    """A control token's text, as configs write it."""
     if isinstance(token, dict):
         token = token.get("content")
-    return backend.token_to_id(token) if isinstance(token, str) else None
+    return token if isinstance(token, str) else None
 
 
 def _ids(value: Any) -> frozenset[int]:

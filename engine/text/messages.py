@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import InvalidRequestError
@@ -11,30 +12,44 @@ from engine.errors import InvalidRequestError
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-def for_template(messages: Sequence[Mapping[str, Any]], knows_tool_calls: bool) -> list[dict[str, Any]]:
-    """Copies with string content, roles that templates know, and tool-call arguments as objects.
+@dataclass(frozen=True, slots=True)
+class TemplateForm:
+    """What a chat template reads. `tool_calls`: an assistant's calls. `null_content`: it asks whether content is none,
+    which the content of a turn with calls only then is; else that is "". `text_arguments`: it wants a call's arguments
+    as the JSON text that they are in the API, not as an object."""
 
-    Text parts are joined with a newline. "developer" becomes "system". An assistant's missing content becomes "".
-    For a template that does not know tool calls they are written into the content as JSON, one per line, so that
-    the turn is not lost. Raises InvalidRequestError naming the message.
+    tool_calls: bool = True
+    null_content: bool = False
+    text_arguments: bool = False
+
+
+def for_template(messages: Sequence[Mapping[str, Any]], form: TemplateForm) -> list[dict[str, Any]]:
+    """Copies with string content, roles that templates know, and tool-call arguments in the template's form.
+
+    Text parts are joined with a newline. "developer" becomes "system". For a template that does not know tool calls
+    they are written into the content as JSON, one per line, so that the turn is not lost. Raises InvalidRequestError
+    naming the message.
     """
     if not messages:
         raise InvalidRequestError("messages must not be empty", "messages")
-    return [_message(message, f"messages[{i}]", knows_tool_calls) for i, message in enumerate(messages)]
+    return [_message(message, f"messages[{i}]", form) for i, message in enumerate(messages)]
 
 
-def _message(message: Mapping[str, Any], where: str, knows_tool_calls: bool) -> dict[str, Any]:
+def _message(message: Mapping[str, Any], where: str, form: TemplateForm) -> dict[str, Any]:
     role = message.get("role")
     if role not in ROLES:
         raise InvalidRequestError(f"{where}.role must be one of {', '.join(ROLES)}, got {role!r}", "messages")
     out = {k: v for k, v in message.items() if v is not None}
-    calls = [_call(call, f"{where}.tool_calls[{j}]") for j, call in enumerate(out.pop("tool_calls", []))]
-    content = _content(message.get("content"), where, optional=role == "assistant" and bool(calls))
-    if calls and not knows_tool_calls:
+    given = [(call, f"{where}.tool_calls[{j}]") for j, call in enumerate(out.pop("tool_calls", []))]
+    calls = [_call(call, at, form.tool_calls and form.text_arguments) for call, at in given]
+    content: str | None = _content(message.get("content"), where, optional=role == "assistant" and bool(calls))
+    if calls and not form.tool_calls:
         lines = [json.dumps(call["function"], ensure_ascii=False) for call in calls]
         content = "\n".join([content, *lines] if content else lines)
     elif calls:
         out["tool_calls"] = calls
+        if form.null_content and message.get("content") is None:
+            content = None
     return {**out, "role": "system" if role == "developer" else role, "content": content}
 
 
@@ -58,7 +73,7 @@ def _part(part: Any, where: str) -> str:
     return text
 
 
-def _call(call: Any, where: str) -> dict[str, Any]:
+def _call(call: Any, where: str, as_text: bool) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise InvalidRequestError(f"{where}.function must have a name and arguments", "messages")
@@ -69,4 +84,4 @@ def _call(call: Any, where: str) -> dict[str, Any]:
         parsed = None
     if not isinstance(parsed, dict):
         raise InvalidRequestError(f"{where}.function.arguments must be a string holding a JSON object", "messages")
-    return {**call, "function": {**function, "arguments": parsed}}
+    return {**call, "function": {**function, "arguments": (arguments or "{}") if as_text else parsed}}

@@ -28,6 +28,6 @@ def load_text(path: str, tokenizer_path: str | None = None) -> TextModel:
     source = vocabulary.chat_template
     return TextModel(
         tokenizer=tokenizer,
-        chat_template=ChatTemplate(source, tokenizer) if source is not None else None,
+        chat_template=ChatTemplate(source, tokenizer, vocabulary.tool_template) if source is not None else None,
         eos_ids=tokenizer.eos_ids | (generation_eos_ids(model) if model.is_dir() else frozenset()),
     )

@@ -40,6 +40,7 @@ class Tokenizer:
         self.max_token_bytes = max(map(len, vocab.pieces))
         self._pieces = vocab.pieces
         self._unspelled = vocab.unspelled
+        self._named = dict(vocab.named)
         added = vocab.backend.get_added_tokens_decoder()
         specials = {i: t for i, t in added.items() if t.special}
         self._special_ids = frozenset(specials)
@@ -52,6 +53,11 @@ class Tokenizer:
         self._backend = vocab.backend
         self._plain = _without_special(vocab.backend)
         self._plain_inner = _without_first_prefix(self._plain)
+
+    @property
+    def named_tokens(self) -> dict[str, str]:
+        """Texts of control tokens, under the names that chat templates know them by."""
+        return {**self._named, "bos_token": self.bos_token, "eos_token": self.eos_token}
 
     @property
     def bos_token(self) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
 
 import tokenizers
+
+OTHER_NAMES = ("pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+"""What chat templates may call control tokens besides `bos_token` and `eos_token`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -15,7 +18,9 @@ class Vocabulary:
 
     `pieces[id]` is the exact bytes of a token. `unspelled`: the byte values that no token can spell, which vanish in
     encoding; None if not only bytes but whole words may. `add_bos`: plain prompts begin with `bos_id`. `eos_id` is what
-    chat templates write as `eos_token`; each of `eos_ids` ends a text.
+    chat templates write as `eos_token`; each of `eos_ids` ends a text. `named` has the texts of other control tokens
+    under the names that chat templates know them by, such as `pad_token`. `tool_template`: the chat template for
+    requests with tools, where the model has one of its own for those.
     """
 
     backend: tokenizers.Tokenizer
@@ -26,6 +31,8 @@ class Vocabulary:
     eos_ids: frozenset[int]
     add_bos: bool
     chat_template: str | None
+    tool_template: str | None = None
+    named: Mapping[str, str] = field(default_factory=dict)
 
 
 def _byte_letters() -> dict[str, int]:

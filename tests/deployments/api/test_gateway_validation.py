@@ -310,6 +310,16 @@ async def test_a_body_of_too_many_parts_is_refused_before_they_are_made(bomb: by
     assert what in error_of(refused, 400)["message"]
 
 
+@pytest.mark.parametrize(
+    "tail", [b'\\"' * 2_000_000, b"\\" * 4_000_000, b"[" * 4_000_000], ids=["quotes", "slashes", "braces"]
+)
+async def test_a_string_without_an_end_takes_no_quadratic_time(tail: bytes) -> None:
+    """Its time limit is the whole test's: at quadratic cost it would take hours."""
+    raw = b"[" * MAX_CONTAINERS + b'"' + tail
+    async with client(FakeBackend()) as http:
+        error_of(await http.post(CHAT, content=raw), 400)
+
+
 async def test_braces_and_quotes_in_text_are_not_parts() -> None:
     text = '[{"' * 5000 + "\\"
     body = {"model": MODEL, "prompt": "x", "max_tokens": 1, "user": text * 8}

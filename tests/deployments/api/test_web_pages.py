@@ -36,7 +36,8 @@ async def test_a_name_that_a_stranger_may_point_here(host: str) -> None:
         refused = await http.post(COMP, json=BODY, headers={"host": host})
         error = error_of(refused, 403)
         assert error["code"] == "host_not_allowed" and "gateway.allowed_hosts" in error["message"]
-        assert (await http.get("/v1/models", headers={"host": host})).status_code == 403
+        for path in ("/v1/models", "/metrics"):
+            assert (await http.get(path, headers={"host": host})).status_code == 403
     name = host.split(":")[0].rstrip(".")
     for allowed in (config(allowed_hosts=[name]), config(api_keys=["sk-a"])):
         async with client(FakeBackend(), allowed) as http:

@@ -280,3 +280,40 @@ def test_roles_may_build_control_tokens(demo_path: Path) -> None:
     ids = template.encode([user("user")])
     assert specials(tokenizer, ids) == [49152]
     assert tokenizer.decode(ids, skip_special_tokens=False) == "<|user|><|user|>"
+
+
+ASKS_FOR_NONE = (
+    "{% for m in messages %}{% if m['content'] is none %}<CALL>{% for c in m.tool_calls %}{{ c.function.name }}"
+    "{{ c.function.arguments | tojson }}{% endfor %}{% else %}{{ m.role }}:{{ m['content'] }};{% endif %}{% endfor %}"
+)
+CALLED = [user("hi"), assistant(None, tool_calls=[call('{"x":1}')])]
+
+
+def test_a_template_that_asks_for_none_gets_it(tokenizer: Tokenizer) -> None:
+    template = ChatTemplate(ASKS_FOR_NONE, tokenizer)
+    assert template.render(CALLED) == 'user:hi;<CALL>f{"x": 1}'
+    assert template.render([user("hi"), assistant("", tool_calls=[call("{}")])]) == "user:hi;assistant:;"
+
+
+@pytest.mark.parametrize("source", ["{{ c.function.arguments }}", "{{ 'args: ' + c.function.arguments }}"])
+def test_a_template_that_writes_arguments_as_they_are_gets_text(tokenizer: Tokenizer, source: str) -> None:
+    loop = "{% for m in messages %}{% for c in m.tool_calls or [] %}" + source + "{% endfor %}{% endfor %}"
+    assert ChatTemplate(loop, tokenizer).render(CALLED).endswith('{"x":1}')
+
+
+def test_a_template_that_converts_arguments_gets_an_object(tokenizer: Tokenizer) -> None:
+    source = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}"
+    assert ChatTemplate(source + "{% endfor %}", tokenizer).render(CALLED) == '{"x": 1}'
+
+
+def test_another_template_for_tools(tokenizer: Tokenizer) -> None:
+    template = ChatTemplate("plain", tokenizer, "tools: {{ tools | length }}")
+    assert template.supports_tools
+    assert template.render([user("x")]) == "plain"
+    assert template.render([user("x")], tools=[{"type": "function"}]) == "tools: 1"
+
+
+def test_templates_know_the_tokens_that_the_tokenizer_names(demo_path: Path) -> None:
+    vocabulary = replace(read_vocabulary(demo_path), named={"pad_token": "<|im_end|>", "unk_token": "<|endoftext|>"})
+    template = ChatTemplate("{{ pad_token }}{{ unk_token }}{{ sep_token }}", Tokenizer(vocabulary))
+    assert template.render([user("x")]) == "<|im_end|><|endoftext|>"
