@@ -23,37 +23,31 @@ def usable_cores(root: Path = _ROOT) -> int:
 
 def free_memory(root: Path = _ROOT) -> int | None:
     """Bytes that this process may still take: what the machine has free, within its memory limit. None: not known."""
-    found = [*_free_on_machine(root), *_free_v2(root), *_free_v1(root)]
+    found = [limit - used for limit, used in _memory_limits(root) if used is not None]
+    if (available := _meminfo(root).get("MemAvailable")) is not None:
+        found.append(available)
     return max(0, min(found)) if found else None
 
 
 def memory_limit(root: Path = _ROOT) -> int | None:
     """Bytes that this process could take if nobody else took any. None: not known."""
-    groups = [(g / "memory.max") for g in _groups(root, "")] + [
-        (g / "memory.limit_in_bytes") for g in _groups(root, "memory")
-    ]
-    limits = [limit for file in groups if (limit := _number(file)) is not None]
-    meminfo = _meminfo(root)
-    return min([*limits, *([meminfo["MemTotal"]] if "MemTotal" in meminfo else [])], default=None)
+    found = [limit for limit, _ in _memory_limits(root)]
+    if (total := _meminfo(root).get("MemTotal")) is not None:
+        found.append(total)
+    return min(found, default=None)
 
 
-def _free_on_machine(root: Path) -> Iterator[int]:
-    if (free := _meminfo(root).get("MemAvailable")) is not None:
-        yield free
-
-
-def _free_v2(root: Path) -> Iterator[int]:
-    for group in _groups(root, ""):
-        limit, used = _number(group / "memory.max"), _number(group / "memory.current")
-        if limit is not None and used is not None:
-            yield limit - used + _cache(group / "memory.stat", "inactive_file")
-
-
-def _free_v1(root: Path) -> Iterator[int]:
-    for group in _groups(root, "memory"):
-        limit, used = _number(group / "memory.limit_in_bytes"), _number(group / "memory.usage_in_bytes")
-        if limit is not None and used is not None:
-            yield limit - used + _cache(group / "memory.stat", "total_inactive_file")
+def _memory_limits(root: Path) -> Iterator[tuple[int, int | None]]:
+    """Each limit in bytes, and what counts against it now. Files in memory that are dropped when there is need do not
+    count."""
+    for controller, limit_file, used_file, cached in (
+        ("", "memory.max", "memory.current", "inactive_file"),
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        for group in _groups(root, controller):
+            limit, used = _number(group / limit_file), _number(group / used_file)
+            if limit is not None:
+                yield limit, None if used is None else used - _cache(group / "memory.stat", cached)
 
 
 def _quotas_v2(root: Path) -> Iterator[float]:

@@ -15,8 +15,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from deployments.accounts.key_store import ChangedKeys, FoundKey, KeyStore
@@ -36,6 +36,14 @@ T = TypeVar("T")
 class _Entry:
     found: FoundKey
     read_at: float  # monotonic
+
+
+@dataclass(slots=True)
+class _LookUps:
+    """Queries that run or wait, by the secret's mark. `turn`: what each holds while it runs."""
+
+    turn: AbstractAsyncContextManager[None]
+    tasks: dict[bytes, asyncio.Task[FoundKey | None]] = field(default_factory=dict)
 
 
 class KeyCache:
@@ -68,10 +76,9 @@ class KeyCache:
         self._hash_key = secrets.token_bytes(32)
         self._known: OrderedDict[bytes, _Entry] = OrderedDict()
         self._unknown: OrderedDict[bytes, float] = OrderedDict()
-        self._prefixes: set[str] | None = None  # of all keys; None: not read yet
-        self._pending: dict[bytes, asyncio.Task[FoundKey | None]] = {}
-        self._strangers: dict[bytes, asyncio.Task[FoundKey | None]] = {}  # the same for prefixes that no key has
-        self._strangers_turn = asyncio.Semaphore(1)
+        self._prefixes: set[str] = set()  # of all keys, once a revision is known
+        self._pending = _LookUps(nullcontext())
+        self._strangers = _LookUps(asyncio.Semaphore(1))  # of prefixes that no key has
         self._revision: int | None = None
         self._up: bool | None = None  # None: not tried yet
         self._threads = ThreadPoolExecutor(4, "keys")
@@ -91,7 +98,8 @@ class KeyCache:
         if prefix is None or self._unknown.get(mark, 0.0) > self._monotonic():
             return None
         try:
-            found = await self._look_up(mark, secret, self._prefixes is None or prefix in self._prefixes)
+            expected = self._revision is None or prefix in self._prefixes
+            found = await self._look_up(mark, secret, self._pending if expected else self._strangers)
         except DatabaseDownError:
             if entry is not None and self._monotonic() - entry.read_at <= self._grace_s:
                 return self._valid(entry.found)
@@ -128,11 +136,11 @@ class KeyCache:
             for mark in [m for m, entry in self._known.items() if entry.found.key.id in changes.key_ids]:
                 del self._known[mark]
         self._revision = changes.revision
-        self._prefixes = (self._prefixes or set()) | changes.prefixes
+        self._prefixes |= changes.prefixes
 
     def close(self) -> None:
         """Stops all look-ups."""
-        for task in (*self._pending.values(), *self._strangers.values()):
+        for task in (*self._pending.tasks.values(), *self._strangers.tasks.values()):
             task.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -142,28 +150,27 @@ class KeyCache:
             self._prepare = None
         return self._store.changes(self._revision)
 
-    async def _look_up(self, mark: bytes, secret: str, has_prefix: bool) -> FoundKey | None:
-        """One query however many requests come with the same secret. `has_prefix`: a key with its prefix is known."""
+    async def _look_up(self, mark: bytes, secret: str, among: _LookUps) -> FoundKey | None:
+        """One query however many requests come with the same secret."""
         if self._up is False:
             raise DatabaseDownError("the key database can't be reached")  # known without another try
-        pending = self._pending if has_prefix else self._strangers
-        task = pending.get(mark)
+        task = among.tasks.get(mark)
         if task is None:
-            if len(pending) >= _MAX_PENDING:
+            if len(among.tasks) >= _MAX_PENDING:
                 raise DatabaseDownError("too many keys are being looked up")
-            task = pending[mark] = asyncio.create_task(self._read(mark, secret, has_prefix))
+            task = among.tasks[mark] = asyncio.create_task(self._read(mark, secret, among))
         return await asyncio.shield(task)
 
-    async def _read(self, mark: bytes, secret: str, has_prefix: bool) -> FoundKey | None:
+    async def _read(self, mark: bytes, secret: str, among: _LookUps) -> FoundKey | None:
         loop = asyncio.get_running_loop()
         try:
-            async with nullcontext() if has_prefix else self._strangers_turn:
+            async with among.turn:
                 query = loop.run_in_executor(self._threads, self._store.find, secret)
                 found = await asyncio.wait_for(query, _TIMEOUT_S)
         except TimeoutError:
             raise DatabaseDownError(f"no answer within {_TIMEOUT_S:g} seconds") from None
         finally:
-            del (self._pending if has_prefix else self._strangers)[mark]
+            del among.tasks[mark]
         if found is None:
             self._known.pop(mark, None)
             _remember(self._unknown, mark, self._monotonic() + _UNKNOWN_S, self._max_unknown)

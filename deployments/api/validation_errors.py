@@ -26,7 +26,6 @@ _LENGTHS = {
     "string_too_short": ("string_below_min_length", "string too short", "minimum", "min_length"),
     "string_too_long": ("string_above_max_length", "string too long", "maximum", "max_length"),
     "too_short": ("array_below_min_length", "array too short", "minimum", "min_length"),
-    "too_long": ("array_above_max_length", "array too long", "maximum", "max_length"),
 }
 
 
@@ -100,6 +99,8 @@ def from_pydantic(error: ValidationError) -> ApiError:
     if code in _BOUNDS:
         op, key = _BOUNDS[code]
         return out_of_range(param, details["input"], ctx[key], op)
+    if code == "too_long":
+        return too_many_members(param, details["input"], ctx["max_length"])
     if code in _LENGTHS:
         return _length(param, details, *_LENGTHS[code])
     if code == "literal_error" and isinstance(details["input"], str):
@@ -123,8 +124,6 @@ def too_many_members(param: str, given: Sequence[object] | Mapping[str, object],
 def _length(param: str, details: ErrorDetails, code: str, what: str, side: str, key: str) -> ApiError:
     limit = details["ctx"][key]
     given = details["input"]
-    if isinstance(given, list | dict) and side == "maximum":
-        return too_many_members(param, given, limit)
     message = f"Invalid '{param}': {what}. Expected {side} length {limit}, but got length {len(given)} instead."
     return invalid(message, param, code)
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from ipaddress import ip_address
 
 from deployments.api.errors import ApiError, clip
+from deployments.ray_serve.request_head import Headers
 
-Headers = Sequence[tuple[bytes, bytes]]
 _OWN_ZONES = (".localhost", ".local", ".internal", ".svc")  # names that public DNS does not have
 
 
