@@ -182,7 +182,7 @@ ONE_PATH: list[tuple[str, dict[str, Any], str | None, str | None]] = [
         "messages[1].tool_calls[0].function.arguments",
         "invalid_value",
     ),
-    (CHAT, {"reasoning_effort": "huge"}, "reasoning_effort", "invalid_value"),
+    (CHAT, {"reasoning_effort": "huge"}, "reasoning_effort", "unsupported_parameter"),
     (CHAT, {"verbosity": "loud"}, "verbosity", "invalid_value"),
     (CHAT, {"prompt_cache_retention": "1h"}, "prompt_cache_retention", "invalid_value"),
     (CHAT, {"prompt_cache_key": "k" * 65}, "prompt_cache_key", "string_above_max_length"),
