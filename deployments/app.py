@@ -11,6 +11,7 @@ from ray import serve
 from ray.serve import Application
 
 from deployments.config.application import ModelConfig, ServeConfig
+from deployments.config.secrets import refuse_written_secrets
 from deployments.gateway.deployment import Gateway
 from deployments.limits.actor import LimitCounters
 from deployments.ray_serve import private
@@ -23,9 +24,12 @@ from deployments.routing.router import ModelRouter
 def build(config: ServeConfig) -> Application:
     """Gateway -> one ModelReplica deployment per pool, by the table that ModelRouter keeps. Where limits are counted by
     the store `actor`, all gateways also share a LimitCounters. Raises PermissionError on a Ray cluster that lets
-    everybody run code, unless the configuration allows that."""
+    everybody run code, unless the configuration allows that, and ValueError for secrets that are written out in the
+    config of a server that others can reach."""
     if not config.allow_unauthenticated_ray and (faults := private.token_faults()):
         raise PermissionError("; ".join(faults))
+    if (host := private.http_host()) is not None:
+        refuse_written_secrets(config.gateway.model_dump(), host)
     pools = {
         model.name: _pool(model, pins_of(model.pinned_prompts, config.gateway), config.budget_terms(model))
         for model in config.models

@@ -12,17 +12,18 @@ from typing import Any
 import httpx
 from helpers_gateway import FakeBackend
 
-from deployments.config.gateway import GatewayConfig, KeysConfig, LedgerConfig, StaticKey
+from deployments.config.gateway import USUAL_SCOPES, GatewayConfig, KeysConfig, LedgerConfig, StaticKey
 from deployments.gateway.app import create_app
 
 ROOT_KEY = "sk-tests-root-0123456789"
+SCOPES = (*USUAL_SCOPES, "admin")
 WAIT_S = 60.0  # generous: a busy machine must not fail a test
 
 
 def keyed(directory: Path, **changes: Any) -> GatewayConfig:
     """Gateways of the same directory share a database. ROOT_KEY may do everything."""
     return GatewayConfig(
-        api_keys=(StaticKey(key=ROOT_KEY, org="root"),),
+        api_keys=(StaticKey(key=ROOT_KEY, org="root", scopes=SCOPES),),
         keys=KeysConfig(database=str(directory / "keys.db"), poll_s=0.05),
         ledger=LedgerConfig(flush_s=0.05, spill_dir=str(directory / "spill")),
         **changes,

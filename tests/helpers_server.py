@@ -26,6 +26,7 @@ from load_tests.processes import end_with_parent
 ROOT = Path(__file__).parents[1]
 MODEL = "smollm2-135m-instruct"
 KEY = "sk-demo-sluicegate"
+ADMIN = f"gateway.api_keys=[{{key: {KEY}, scopes: [models.read, inference, admin]}}]"  # a setting
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 WAIT_S = 120.0  # generous: a busy machine must not fail a test
 RUNNING, WAITING, USABLE = "sluicegate_requests_running", "sluicegate_requests_waiting", "sluicegate_usable_replicas"

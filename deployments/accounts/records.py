@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
+from deployments.config.gateway import USUAL_SCOPES as _USUAL_SCOPES
 from deployments.config.gateway import Scope
 
 SCOPES: tuple[str, ...] = get_args(Scope)
-USUAL_SCOPES = frozenset(SCOPES) - {"admin"}  # of a key that is made without saying which
+USUAL_SCOPES: frozenset[str] = frozenset(_USUAL_SCOPES)  # of a key that is made without saying which
 
 
 class AccountError(ValueError):

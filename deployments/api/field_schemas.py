@@ -88,7 +88,7 @@ TOOLS = _or_null(
                 name={"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
                 description=_or_null(_STRING),
                 parameters=_or_null(_OBJECT),
-                strict=_or_null({"type": "boolean"}),
+                strict={"enum": [False, None]},
             ),
         ),
         maxItems=128,

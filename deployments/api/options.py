@@ -69,7 +69,7 @@ def check_token_id(param: str, token_id: int, vocab_size: int) -> None:
 
 def refuse_unsupported_chat(body: ChatBody) -> None:
     """Raises for what would change the answer if it were ignored."""
-    for name in ("audio", "web_search_options", "functions", "function_call"):
+    for name in ("audio", "web_search_options", "functions", "function_call", "reasoning_effort"):
         if getattr(body, name) is not None:
             raise unsupported(name, f"Unsupported parameter: '{name}' is not supported with this model.")
     if body.modalities is not None and body.modalities != ["text"]:
@@ -164,6 +164,9 @@ def _tool(i: int, tool: Any) -> dict[str, Any]:
     for key, types, expected in _FUNCTION_FIELDS:
         if function.get(key) is not None and not isinstance(function[key], types):
             raise wrong_type(f"{at}.function.{key}", expected, function[key])
+    if function.get("strict"):
+        message = f"Unsupported value: '{at}.function.strict' may not be true: arguments are not held to their schema."
+        raise unsupported(f"{at}.function.strict", message, "unsupported_value")
     return tool
 
 

@@ -3,18 +3,20 @@
 Only what can be said without the model is checked here. Fields whose shapes vary (prompt, messages, tools, stop,
 response_format, ...) come through as they are and are read in prompts.py, messages.py and options.py;
 field_schemas.py has their shapes for the API's description. A null is the same as an absent field. Fields that are
-accepted and ignored are hints (user, store, ...): ignoring them changes no answer.
+accepted and ignored are hints (user, store, ...): ignoring them changes no answer. Fields of other servers that would
+change it are refused (CHANGING_FIELDS).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from deployments.api import field_schemas as shapes
-from deployments.api.errors import clip, invalid
+from deployments.api.errors import clip, invalid, unsupported
 from deployments.api.integers import Body, Integer
 from deployments.api.validation_errors import from_pydantic, missing, too_many_members
 
@@ -22,6 +24,25 @@ _INT64 = 2**63
 _MetadataKey = Annotated[str, Field(max_length=64)]
 _MetadataValue = Annotated[str, Field(max_length=512)]
 _Refused = Annotated[Any, WithJsonSchema(shapes.UNSUPPORTED)]
+
+
+_UNREAD = """
+    allowed_token_ids bad_words chat_template chat_template_kwargs documents early_stopping ebnf enable_thinking grammar
+    guided_choice guided_decoding_backend guided_grammar guided_json guided_regex guided_whitespace_pattern json_schema
+    logits_processors mirostat mm_processor_kwargs options reasoning regex structural_tag structured_outputs thinking
+    truncate_prompt_tokens typical_p use_beam_search
+"""
+CHANGING_FIELDS: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(_UNREAD.split(), ()),
+    "add_special_tokens": (True,),
+    "best_of": (1,),
+    "length_penalty": (1,),
+    "spaces_between_special_tokens": (True,),
+}
+"""Fields of other servers that change their answers and that nothing here reads, and which values of each are what
+happens anyhow (besides null, and for most of them what is empty). Other values are refused whatever `unknown_fields`
+says."""
+_FALSE_MATTERS = frozenset({"add_special_tokens", "spaces_between_special_tokens", "enable_thinking"})
 
 
 class StreamOptions(Body):
@@ -91,8 +112,8 @@ class ChatBody(GenerationBody):
     prompt_cache_key: Annotated[str, Field(max_length=64)] | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     prediction: Prediction | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    reasoning_effort: _Refused = None
+    verbosity: Literal["medium"] | None = None
     audio: _Refused = None
     web_search_options: _Refused = None
     functions: _Refused = None
@@ -141,12 +162,24 @@ B = TypeVar("B", bound=BaseModel)
 _MOST_MEMBERS = {"logit_bias": 4096, "metadata": 16, "modalities": 16, "stop_token_ids": 128}
 
 
-def parse(kind: type[B], body: dict[str, Any], unknown_fields: Literal["ignore", "reject"]) -> B:
-    """`body` as a `kind`. Raises ApiError 400 that names the first offending parameter."""
+def parse(
+    kind: type[B],
+    body: dict[str, Any],
+    unknown_fields: Literal["ignore", "reject"],
+    ignored: list[str] | None = None,
+) -> B:
+    """`body` as a `kind`. The names of its own fields (not of objects in them) that were passed over are added to
+    `ignored`. Raises ApiError 400 that names the first offending parameter."""
+    unknown = [name for name in body if name not in kind.model_fields]
+    for name in unknown:
+        if _changes_answer(name, body[name]):
+            raise unsupported(name, f"Unsupported parameter: '{name}' is not supported with this model.")
     if unknown_fields == "reject":
         for at in shapes.unknown_members(body, _shape(kind), ""):
             name = clip(at.removeprefix("."))
             raise invalid(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
+    if ignored is not None:
+        ignored += unknown
     if body.get("model", "") is None:
         raise missing("model")
     for name, most in _MOST_MEMBERS.items():
@@ -157,6 +190,13 @@ def parse(kind: type[B], body: dict[str, Any], unknown_fields: Literal["ignore",
         return kind.model_validate(body)
     except ValidationError as error:
         raise from_pydantic(error) from None
+
+
+def _changes_answer(name: str, value: Any) -> bool:
+    harmless = CHANGING_FIELDS.get(name)
+    if harmless is None or value is None or value in harmless:
+        return False
+    return name in _FALSE_MATTERS or bool(value)
 
 
 @cache

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from deployments.accounts.tenant import Tenant, cache_salt
-from deployments.api.errors import invalid, model_not_found
+from deployments.api.errors import invalid, model_not_found, unsupported
 from deployments.api.messages import Message, read_messages
 from deployments.api.options import (
     logit_biases,
@@ -38,13 +38,14 @@ _LOADING_RETRY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What a request is read against."""
+    """What a request is read against. `ignored` collects the fields of the body that nobody knows."""
 
     config: GatewayConfig
     models: Mapping[str, ServedModel]
     tenant: Tenant
     tier_name: str = DEFAULT_TIER
     tier: Tier = UNLIMITED
+    ignored: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ Prepare = Callable[[dict[str, Any], Caller], PreparedRequest]
 
 def prepare_chat(fields: dict[str, Any], caller: Caller) -> PreparedRequest:
     """Raises ApiError, InvalidRequestError and its kin, or ModelUnavailableError."""
-    body = parse(ChatBody, fields, caller.config.unknown_fields)
+    body = parse(ChatBody, fields, caller.config.unknown_fields, caller.ignored)
     model = find_model(caller, body.model)
     refuse_unsupported_chat(body)
     if body.top_logprobs is not None and not body.logprobs:
@@ -97,7 +98,7 @@ def prepare_chat(fields: dict[str, Any], caller: Caller) -> PreparedRequest:
 
 def prepare_completion(fields: dict[str, Any], caller: Caller) -> PreparedRequest:
     """Raises as prepare_chat does."""
-    body = parse(CompletionBody, fields, caller.config.unknown_fields)
+    body = parse(CompletionBody, fields, caller.config.unknown_fields, caller.ignored)
     model = find_model(caller, body.model)
     refuse_unsupported_completion(body)
     prompts = read_prompts(body.prompt, model, caller.config.max_prompts)
@@ -111,7 +112,7 @@ def prepare_completion(fields: dict[str, Any], caller: Caller) -> PreparedReques
 
 def tokenize(fields: dict[str, Any], caller: Caller) -> dict[str, Any]:
     """What a prompt or a chat becomes, ids in order."""
-    body = parse(TokenizeBody, fields, caller.config.unknown_fields)
+    body = parse(TokenizeBody, fields, caller.config.unknown_fields, caller.ignored)
     model = find_model(caller, body.model)
     if (body.prompt is None) == (body.messages is None):
         raise invalid("Exactly one of 'prompt' and 'messages' must be given.", "prompt")
@@ -167,6 +168,12 @@ def _render(model: ServedModel, messages: list[Message], body: ChatBody | Tokeni
         message = f"The model `{model.id}` has no chat template: use /v1/completions."
         raise invalid(message, "model", "unsupported_value")
     shown = tools(body.tools, body.tool_choice if isinstance(body, ChatBody) else None)
+    if shown and not model.text.chat_template.supports_tools:
+        message = f"The chat template of the model `{model.id}` does not show 'tools' to the model."
+        raise unsupported("tools", message, "unsupported_parameter")
+    if shown and isinstance(body, ChatBody) and body.parallel_tool_calls is False:
+        message = "Unsupported value: 'parallel_tool_calls' may only be true with this model."
+        raise unsupported("parallel_tool_calls", message, "unsupported_value")
     refuse_too_long((m["content"] for m in messages), model, "messages")
     try:
         ids = model.text.chat_template.encode(

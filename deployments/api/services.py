@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,6 +35,10 @@ _NO_ADMIN = (
     "This server needs no API keys, and therefore has no admin API: anybody could use it. Start it with an API key "
     "that has the scope `admin`."
 )
+# Of ignored fields in the header that names them, which clients choose: enough to recognise them by.
+_SHOWN_NAMES = 10
+_SHOWN_CHARS = 64
+_UNPRINTABLE = re.compile(r"[^\x21-\x7e]|,")
 
 R = TypeVar("R")
 
@@ -99,10 +104,18 @@ class Services:
             awake = replace(caller, models=self._models(caller.tenant, caller.tier))
             result = await offload(lambda: decoded(awake), heavy)
         trace.mark("prepare", time.perf_counter())
+        if caller.ignored:
+            trace.headers["x-ignored-fields"] = ignored_fields(caller.ignored)
         return result
 
     def _models(self, tenant: Tenant, tier: Tier) -> Mapping[str, ServedModel]:
         return visible(self.backend.models(), tenant.models, tier.model_names)
+
+
+def ignored_fields(names: Sequence[str]) -> str:
+    """The value of the header that names the fields of a body that were passed over, each once."""
+    shown = [_UNPRINTABLE.sub("?", name[:_SHOWN_CHARS]) for name in dict.fromkeys(names)]
+    return ", ".join(shown[:_SHOWN_NAMES] + (["..."] if len(shown) > _SHOWN_NAMES else []))
 
 
 async def offload(work: Callable[[], R], heavy: bool) -> R:

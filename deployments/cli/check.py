@@ -26,6 +26,8 @@ def run(args: argparse.Namespace) -> int:
             status = 1
         else:
             print(f"{path}: ok, models: {', '.join(file.model_ids)}")
+            for warning in file.warnings:
+                print(f"{path}: {warning}")
             for pool, defaults in file.sampling_defaults.items():
                 if changed := ", ".join(f"{name} {value:g}" for name, value in defaults.changed.items()):
                     print(f"{path}: {pool} samples with {changed} where a request does not say (generation_config)")

@@ -28,6 +28,7 @@ from deployments.ray_serve import private
 if TYPE_CHECKING:
     from deployments.config.serve_file import ServeFile
 
+_API_KEY = "SLUICE_SERVE_API_KEY"  # the variable that holds --api-key
 _DRAIN_S = 30.0  # at most, and no longer than a replica may take
 _SAY_EVERY_S = 5.0
 _KERNEL_SOURCES = "engine/kernels/cpu/src/"  # in the command line of a compiler that is at work at them
@@ -81,6 +82,9 @@ def _serve(args: argparse.Namespace) -> int:
     from deployments.config.serve_file import ConfigFileError
     from deployments.ray_serve import way_in
 
+    if args.api_key and not args.api_key.startswith("env:"):  # Serve must not log it
+        os.environ[_API_KEY] = args.api_key
+        args.api_key = f"env:{_API_KEY}"
     try:
         file = _load(args)
         key = _first_key(file)
@@ -93,6 +97,8 @@ def _serve(args: argparse.Namespace) -> int:
         return _refuse(error.problems[0] + hint, 2)
     except FileNotFoundError as error:
         return _refuse(str(error), 2)
+    raw, secrets = file.without_secrets()
+    os.environ.update(secrets)  # before Ray's processes start, which take them from here
     needed = sum(m.most_replicas * m.num_cpus for m in file.config.models) + 2
     node = LocalRay(max(os.cpu_count() or 1, math.ceil(needed)), file.host, way)
     drain_s = min(_DRAIN_S, max((m.graceful_shutdown_timeout_s for m in file.config.models), default=_DRAIN_S))
@@ -104,7 +110,7 @@ def _serve(args: argparse.Namespace) -> int:
         phases.done("settings")
         node.start()
         phases.done("Ray")
-        node.deploy(file.raw)
+        node.deploy(raw)
         phases.done("Serve")
         compiling = _wait_running(node)
         phases.done("gateway and model", compiling.remark())

@@ -14,22 +14,25 @@ from deployments.config.tiers import Tier, resolve
 ACCOUNT_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # of organisations and projects
 AccountName = Annotated[str, Field(pattern=ACCOUNT_NAME)]
 Scope = Literal["models.read", "inference", "batch", "admin"]
+USUAL_SCOPES: tuple[Scope, ...] = tuple(scope for scope in get_args(Scope) if scope != "admin")
+"""What a key may do that is made without saying what."""
 CorsOrigin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s*]+)$")]
 
 
 class StaticKey(StrictModel):
-    """An API key from the config file. A bare string is the same as only `key`."""
+    """An API key from the config file. A bare string is the same as only `key`, and no administrator."""
 
     key: str = Field(repr=False, min_length=1)
-    """The key itself, or `env:NAME` for one from the environment of the gateway's process."""
+    """`env:NAME`: the variable in the environment of the gateway's process that holds the key. Or the key itself, for a
+    server on the loopback address: it stands in Serve's logs then."""
     org: AccountName | None = None
     """The organisation it belongs to. By default the key is an organisation of its own."""
     project: AccountName = "default"
     """The project it belongs to."""
     tier: str = Field("default", min_length=1)
     """The tier of its requests. `default` is replaced by `default_tier` where that is given."""
-    scopes: tuple[Scope, ...] = get_args(Scope)
-    """What the key may do. `batch` is reserved for batch jobs, which do not exist yet."""
+    scopes: tuple[Scope, ...] = USUAL_SCOPES
+    """What the key may do, by default all but `admin`. `batch` is reserved for batch jobs, which do not exist yet."""
     models: tuple[str, ...] | None = None
     """The model ids that it may see. By default all that its tier allows."""
 
@@ -45,8 +48,9 @@ class KeysConfig(StrictModel):
 
     database: str | None = Field(None, repr=False)
     """Where keys, budgets and usage are kept: an absolute path or one that begins with `~` (SQLite), an SQLAlchemy
-    URL, or `env:NAME` for either. Gateways on several machines need Postgres. By default there are only the keys of
-    the config file."""
+    URL, or `env:NAME` for either, which a URL with a password needs unless the server is on the loopback address.
+    `sluice keys create` makes the database. Gateways on several machines need Postgres. By default there are only the
+    keys of the config file."""
     fresh_s: float = Field(5.0, gt=0)
     """Seconds after which a key in use is read from the database again."""
     poll_s: float = Field(0.25, gt=0, le=0.5)

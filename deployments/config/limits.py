@@ -30,7 +30,8 @@ class LimitsConfig(StrictModel):
     """Where counts are kept. `actor`: in one Ray actor that all gateways share. `redis`: in a Redis server, also for
     several clusters. `memory`: in the gateway's process, which is exact for one gateway only."""
     redis_url: str | None = Field(None, repr=False)
-    """The URL of the Redis server, or `env:NAME`. Needed by `store: redis`."""
+    """The URL of the Redis server, or `env:NAME`, which one with a password needs unless the server is on the loopback
+    address. Needed by `store: redis`."""
     lease_s: float = Field(5.0, ge=1.0)
     """Seconds after which what a killed gateway held is free again."""
     on_store_failure: Literal["refuse", "local"] = "refuse"

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 Path = tuple[str | int, ...]
 
+_SECRET = frozenset({"api_keys", "api_key", "database", "redis_url"})  # keys whose values no message may show
 _KINDS = {
     "int": "an integer",
     "float": "a number",
@@ -102,9 +103,10 @@ def _describe(kind: str, path: Path, message: str, given: object) -> tuple[Path,
             return (*path, name), rest
         return path, message
     what = next((text for name, text in _KINDS.items() if kind.startswith(name + "_")), None)
+    got = "" if _SECRET.intersection(path) else f", got {given!r}"
     if what and kind.endswith(("_parsing", "_type", "_from_float")):
-        return path, f"must be {what}, got {given!r}"
-    return path, f"{message.removeprefix('Input ').replace('should ', 'must ')}, got {given!r}"
+        return path, f"must be {what}{got}"
+    return path, f"{message.removeprefix('Input ').replace('should ', 'must ')}{got}"
 
 
 def _fields(kind: Any) -> dict[str, Any] | None:

@@ -23,12 +23,14 @@ from deployments.config.pinned_prompts import faults as pin_faults
 from deployments.config.problems import Path as KeyPath
 from deployments.config.problems import Problem, dotted, unknown, unknown_keys, without, wrong_values
 from deployments.config.sampling_defaults import SamplingDefaults, sampling_defaults
+from deployments.config.secrets import is_loopback, moved_to_environment, written_secrets
 from deployments.config.yaml_file import YamlFileError, read_yaml
 from engine.errors import ModelFileError
 from engine.models.locate import resolve
 
 BUILDER = "deployments.app:build"
 _HTTP = "http_options"
+_SERVES_HOST = "0.0.0.0"  # Serve's own default for files
 
 
 class ConfigFileError(ValueError):
@@ -56,12 +58,26 @@ class ServeFile:
     @property
     def host(self) -> str:
         """The address that the HTTP proxy listens on."""
-        return str(self.raw.get(_HTTP, {}).get("host", "0.0.0.0"))  # Serve's own default for files
+        return str(self.raw.get(_HTTP, {}).get("host", _SERVES_HOST))
 
     @property
     def port(self) -> int:
         """The port that the HTTP proxy listens on."""
         return int(self.raw.get(_HTTP, {}).get("port", 8000))
+
+    def without_secrets(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """What Serve takes, without the secrets that are written out in it, and the environment variables that must
+        hold them instead."""
+        return moved_to_environment(self.raw, BUILDER)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is allowed for a server on the loopback address only, a line each."""
+        gateway = self.config.gateway.model_dump()
+        return tuple(
+            f"gateway.{dotted(place)} is written out: it stands in Serve's logs; write env:NAME"
+            for place, _ in written_secrets(gateway)
+        )
 
     @classmethod
     def load(cls, path: str, overrides: Sequence[str] = ()) -> ServeFile:
@@ -137,6 +153,7 @@ def problems(raw: dict[str, Any]) -> Iterator[Problem]:
     for index, app in enumerate(apps if isinstance(apps, list) else ()):
         if isinstance(app, dict):
             yield from _app_problems(app, ("applications", index))
+            yield from _secret_problems(raw, app, ("applications", index, "args", "gateway"))
     yield from _http_problems(raw)
 
 
@@ -272,6 +289,20 @@ def _http_problems(raw: dict[str, Any]) -> Iterator[Problem]:
         yield Problem((_HTTP, key), message)
     if http.get("ssl_certfile") and os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
         yield Problem((_HTTP, "ssl_certfile"), "HAProxy would serve without TLS: unset RAY_SERVE_ENABLE_HA_PROXY")
+
+
+def _secret_problems(raw: dict[str, Any], app: dict[str, Any], at: KeyPath) -> Iterator[Problem]:
+    http = raw.get(_HTTP)
+    host = str(http.get("host", _SERVES_HOST) if isinstance(http, dict) else _SERVES_HOST)
+    args = app.get("args")
+    gateway = args.get("gateway") if isinstance(args, dict) else None
+    if app.get("import_path") != BUILDER or not isinstance(gateway, dict) or is_loopback(host):
+        return
+    for place, _ in written_secrets(gateway):
+        yield Problem(
+            (*at, *place),
+            f"must be env:NAME: Serve logs what is written out, and {host} is not the loopback address",
+        )
 
 
 def _found(module: str) -> bool:

@@ -9,4 +9,10 @@ class StrictModel(BaseModel):
     """Frozen, and a key that it does not declare is an error. The text below each field is the field's description in
     docs/configuration.md."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        protected_namespaces=(),
+        use_attribute_docstrings=True,
+        hide_input_in_errors=True,  # Serve logs what building an application raises; the input may hold keys
+    )

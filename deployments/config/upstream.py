@@ -19,8 +19,8 @@ class UpstreamConfig(StrictModel):
 
     name: Annotated[str, Field(pattern=r"^\S{1,200}$")]
     """The name by which routes call it."""
-    base_url: Annotated[str, Field(pattern=r"^https?://[^\s/]+(/\S*)?$")]
-    """Its address, up to what comes before `/chat/completions`."""
+    base_url: Annotated[str, Field(pattern=r"^https?://[^\s/@]+(/\S*)?$")]
+    """Its address, up to what comes before `/chat/completions`. It has no user and password: see `api_key`."""
     api_key: Annotated[str, Field(pattern=r"^env:[A-Za-z_][A-Za-z0-9_]*$")] | None = None
     """`env:NAME`: the environment variable that holds the key it asks for."""
     models: Mapping[str, str] = {}

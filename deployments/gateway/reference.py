@@ -13,7 +13,7 @@ from typing import Any
 from deployments.admin.pools import POOL_OPERATIONS
 from deployments.admin.routes import ADMIN_OPERATIONS
 from deployments.api.openapi import OPERATIONS, Operation, document
-from deployments.api.request_types import ChatBody, CompletionBody, EmbeddingsBody, TokenizeBody
+from deployments.api.request_types import CHANGING_FIELDS, ChatBody, CompletionBody, EmbeddingsBody, TokenizeBody
 from deployments.config.reference import type_words
 
 BODIES = (ChatBody, CompletionBody, TokenizeBody, EmbeddingsBody)
@@ -51,14 +51,15 @@ PARAMETERS: Mapping[str, str] = {
     "suffix": f"{_REFUSED} An empty string is accepted.",
     "cache_salt": "Requests share cached prefixes only with requests of the same salt and organisation. Ours.",
     "priority": "Makes the request less important than its tier's priority; smaller is more important. Ours.",
-    "tools": "Shown to the model by its chat template. Its answer is not parsed into calls yet.",
+    "tools": "Shown to the model by its chat template; refused where the template does not read them, and with "
+    "`strict: true`. The answer is not parsed into calls yet.",
     "tool_choice": "`none` or `auto`. `required` and a named function are refused with status 400.",
-    "parallel_tool_calls": _IGNORED,
+    "parallel_tool_calls": "`false` is refused together with tools.",
     "response_format": "`text`. `json_object` and `json_schema` are refused with status 400.",
     "modalities": "Only `[text]`; others are refused with status 400.",
     "service_tier": "`auto`, `default` or the name of the key's own tier.",
-    "reasoning_effort": _IGNORED,
-    "verbosity": _IGNORED,
+    "reasoning_effort": _REFUSED,
+    "verbosity": "Only `medium`; others are refused with status 400.",
     "user": "Whose request it is, for the routing policy `session`.",
     "store": _IGNORED,
     "metadata": _IGNORED,
@@ -86,7 +87,11 @@ The API is OpenAI's, as far as this page says. A running server describes it in 
 * **Keys** come as `Authorization: Bearer KEY`, where the configuration asks for keys. A key's scopes say what it may
   do: `models.read`, `inference`, `admin` (`batch` is reserved).
 * **Bodies** are JSON, also compressed (`content-encoding: gzip`). `null` is the same as an absent field. A field that
-  nobody knows is ignored, or refused with `gateway.unknown_fields: reject`.
+  nobody knows is ignored, and the answer's header `x-ignored-fields` names it; with `gateway.unknown_fields: reject` it
+  is refused. Fields of OpenAI's that change nothing here (`store`, `metadata`, `safety_identifier`, ...) are accepted
+  without effect, as the tables say.
+* **Fields of other servers** that would change the answer and that nothing here reads are refused with status 400:
+  {changing}.
 * **Streams** are server-sent events; the last is `data: [DONE]`. An error within a stream is an event with `error`, and
   no `[DONE]` follows.
 * **Errors** are `{"error": {"message", "type", "param", "code"}}`, all four always there.
@@ -114,7 +119,7 @@ def reference() -> str:
     described = document(operations)
     schemas = described["components"]["schemas"]
     parts = [
-        _INTRODUCTION,
+        _INTRODUCTION.replace("{changing}", ", ".join(f"`{name}`" for name in sorted(CHANGING_FIELDS))),
         "## Endpoints\n",
         _table(("endpoint", "what it answers", "needs"), map(_endpoint, operations)),
     ]

@@ -62,6 +62,15 @@ def deploy(config: ServeDeploySchema) -> None:
     client.deploy_apps(config)
 
 
+def http_host() -> str | None:
+    """The address that the HTTP proxy of the Serve that runs here listens on. None where none runs."""
+    import ray
+    from ray.serve.context import _get_global_client
+
+    client = _get_global_client(raise_if_no_controller_running=False) if ray.is_initialized() else None
+    return None if client is None else str(client.http_config.host)
+
+
 def delete(app_name: str) -> None:
     """Has Serve take an application out, and does not wait for it."""
     from ray import serve

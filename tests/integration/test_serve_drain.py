@@ -11,7 +11,20 @@ from typing import Any
 
 import pytest
 from helpers_gateway import error_of
-from helpers_server import COMPLETIONS, COUNT_24, MODEL, ROOT, SLUICE, WAIT_S, Server, count, events, run_beside, until
+from helpers_server import (
+    ADMIN,
+    COMPLETIONS,
+    COUNT_24,
+    MODEL,
+    ROOT,
+    SLUICE,
+    WAIT_S,
+    Server,
+    count,
+    events,
+    run_beside,
+    until,
+)
 
 from load_tests.stand_in import STAND_IN
 
@@ -23,7 +36,7 @@ TOKENS = 400
 @pytest.fixture
 def pair(_servers: Any) -> Server:
     """Two gateways and two replicas that take turns; the engine computes nothing."""
-    settings = ("replicas=2", "gateway_replicas=2", "routing_policy=round_robin")
+    settings = (ADMIN, "replicas=2", "gateway_replicas=2", "routing_policy=round_robin")
     server: Server = _servers.get(*settings, f"engine.executor={STAND_IN}", "engine.executor_options.step_ms=10")
     return server
 

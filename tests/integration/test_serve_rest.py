@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from helpers_server import COMPLETIONS, MODEL, Server, asked, count, endless, events, until
+from helpers_server import ADMIN, COMPLETIONS, MODEL, Server, asked, count, endless, events, until
 
 from load_tests.stand_in import STAND_IN
 
@@ -21,6 +21,7 @@ SETTINGS = (
     "autoscaling.min_replicas=0",
     "autoscaling.guardrails={downscale_window_s: 3, downscale_cooldown_s: 1, idle_to_zero_s: 3, protect_start_s: 2}",
     "gateway.keepalive_s=0.2",
+    ADMIN,
 )
 
 

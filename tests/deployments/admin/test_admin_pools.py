@@ -63,7 +63,7 @@ async def test_what_is_refused(body: dict[str, Any], status: int, param: str, sa
 
 
 async def test_it_takes_the_scope_admin() -> None:
-    keys = (StaticKey(key="sk-user", scopes=("inference",)), StaticKey(key="sk-root"))
+    keys = (StaticKey(key="sk-user", scopes=("inference",)), StaticKey(key="sk-root", scopes=("admin",)))
     backend = FakeBackend()
     async with client(backend, GatewayConfig(api_keys=keys)) as http:
         for headers, status in (({}, 401), (bearer("sk-user"), 403)):

@@ -153,6 +153,24 @@ ONE_PATH: list[tuple[str, dict[str, Any], str | None, str | None]] = [
     (CHAT, {"tools": [TOOL], "tool_choice": TOOL}, "tool_choice", "unsupported_value"),
     (CHAT, {"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice", "invalid_value"),
     (CHAT, {"tool_choice": "auto"}, "tool_choice", None),
+    (CHAT, {"tools": [TOOL]}, "tools", "unsupported_parameter"),  # this model's template does not read them
+    (CHAT, {"tools": [TOOL], "tool_choice": "auto"}, "tools", "unsupported_parameter"),
+    (
+        CHAT,
+        {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
+        "tools[0].function.strict",
+        "unsupported_value",
+    ),
+    (CHAT, {"reasoning_effort": "low"}, "reasoning_effort", "unsupported_parameter"),
+    (CHAT, {"verbosity": "low"}, "verbosity", "invalid_value"),
+    (CHAT, {"guided_json": {"type": "object"}}, "guided_json", "unsupported_parameter"),
+    (CHAT, {"structured_outputs": {"choice": ["a"]}}, "structured_outputs", "unsupported_parameter"),
+    (CHAT, {"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs", "unsupported_parameter"),
+    (CHAT, {"enable_thinking": False}, "enable_thinking", "unsupported_parameter"),
+    (COMP, {"guided_regex": "a+"}, "guided_regex", "unsupported_parameter"),
+    (COMP, {"use_beam_search": True}, "use_beam_search", "unsupported_parameter"),
+    (COMP, {"length_penalty": 0.5}, "length_penalty", "unsupported_parameter"),
+    (COMP, {"add_special_tokens": False}, "add_special_tokens", "unsupported_parameter"),
     (CHAT, {"continue_final_message": True}, "continue_final_message", "invalid_value"),
     (CHAT, {"messages": [{**HI[0], "name": 5}]}, "messages[0].name", "invalid_type"),
     (CHAT, {"messages": [{**HI[0], "name": "a b"}]}, "messages[0].name", "invalid_value"),
@@ -164,7 +182,7 @@ ONE_PATH: list[tuple[str, dict[str, Any], str | None, str | None]] = [
         "messages[1].tool_calls[0].function.arguments",
         "invalid_value",
     ),
-    (CHAT, {"reasoning_effort": "huge"}, "reasoning_effort", "invalid_value"),
+    (CHAT, {"reasoning_effort": "huge"}, "reasoning_effort", "unsupported_parameter"),
     (CHAT, {"verbosity": "loud"}, "verbosity", "invalid_value"),
     (CHAT, {"prompt_cache_retention": "1h"}, "prompt_cache_retention", "invalid_value"),
     (CHAT, {"prompt_cache_key": "k" * 65}, "prompt_cache_key", "string_above_max_length"),
@@ -257,7 +275,10 @@ async def test_unknown_model(path: str, stream: bool) -> None:
 async def test_unknown_fields_are_a_choice() -> None:
     body = body_for(COMP, flavour="mint")
     async with client(FakeBackend()) as http:
-        assert (await http.post(COMP, json=body)).status_code == 200
+        response = await http.post(COMP, json=body)
+        known = await http.post(COMP, json=body_for(COMP))
+    assert (response.status_code, response.headers["x-ignored-fields"]) == (200, "flavour")
+    assert "x-ignored-fields" not in known.headers
     async with client(FakeBackend(), GatewayConfig(unknown_fields="reject")) as http:
         error = error_of(await http.post(COMP, json=body), 400)
     assert (error["param"], error["code"]) == ("flavour", "unknown_parameter")
@@ -288,7 +309,14 @@ async def test_free_members_stay_free_and_answers_may_be_sent_back() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"anything": {"goes": 1}}}}
     async with client(FakeBackend(), GatewayConfig(unknown_fields="reject")) as http:
         said = (await http.post(CHAT, json=body_for(CHAT))).json()["choices"][0]["message"]
-        body = body_for(CHAT, messages=[*HI, said, *HI], tools=[tool], metadata={"k": "v"}, logit_bias={"5": 1})
+        body = body_for(
+            CHAT,
+            messages=[*HI, said, *HI],
+            tools=[tool],
+            tool_choice="none",
+            metadata={"k": "v"},
+            logit_bias={"5": 1},
+        )
         response = await http.post(CHAT, json=body)
     assert response.status_code == 200, response.text
 
@@ -345,12 +373,31 @@ async def test_the_length_is_refused_before_each_member_is(field: str, value: An
     assert f"maximum length {limit}, but got length 100000" in error["message"]
 
 
+async def test_the_header_of_ignored_fields_is_bounded_and_printable() -> None:
+    fields = {"a\r\nx-evil: 1": 1, "\u4e2d": 2, "n" * 100: 3, **{f"f{i}": i for i in range(20)}}
+    async with client(FakeBackend()) as http:
+        response = await http.post("/tokenize", json={"model": MODEL, "prompt": "x", **fields})
+    names = response.headers["x-ignored-fields"].split(", ")
+    assert names[:4] == ["a??x-evil:?1", "?", "n" * 64, "f0"]
+    assert (len(names), names[-1]) == (11, "...")
+
+
+@pytest.mark.parametrize("path", [CHAT, COMP])
+async def test_what_other_servers_do_by_default_may_be_said(path: str) -> None:
+    """Clients of other servers send these values although they are what happens anyhow."""
+    fields = {"length_penalty": 1.0, "use_beam_search": False, "add_special_tokens": True, "chat_template_kwargs": {}}
+    async with client(FakeBackend()) as http:
+        response = await http.post(path, json=body_for(path, **fields, guided_json=None))
+    assert response.status_code == 200, response.text
+
+
 async def test_nesting_is_bounded() -> None:
     def nested(depth: int) -> dict[str, Any]:
         parameters: dict[str, Any] = {}
         for _ in range(depth):
             parameters = {"a": parameters}
-        return body_for(CHAT, tools=[{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+        tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+        return body_for(CHAT, tools=[tool], tool_choice="none")
 
     async with client(FakeBackend()) as http:
         assert (await http.post(CHAT, json=nested(59))).status_code == 200
@@ -365,9 +412,9 @@ async def test_tools_need_messages_to_be_tokenized_with() -> None:
 
 ACCEPTED_HINTS = {
     "user": "u", "store": True, "parallel_tool_calls": True, "service_tier": "auto", "metadata": {"k": "v"},
-    "safety_identifier": "s", "prompt_cache_key": "p", "reasoning_effort": "low", "verbosity": "low",
+    "safety_identifier": "s", "prompt_cache_key": "p", "verbosity": "medium", "prompt_cache_retention": "24h",
     "response_format": {"type": "text"}, "modalities": ["text"], "prediction": {"type": "content", "content": "x"},
-    "tools": [TOOL], "tool_choice": "auto",
+    "tools": [TOOL], "tool_choice": "none",
 }  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def backend() -> FakeBackend:
 
 @pytest.fixture
 def url(backend: FakeBackend) -> Iterator[str]:
-    keys = (StaticKey(key="sk-user", scopes=("inference",)), StaticKey(key=KEY))
+    keys = (StaticKey(key="sk-user", scopes=("inference",)), StaticKey(key=KEY, scopes=("admin",)))
     with serving(backend, GatewayConfig(api_keys=keys)) as base:
         yield base
 
@@ -57,7 +57,7 @@ def test_address_and_key_of_a_config_file(url: str, tmp_path: Path, capsys: pyte
         "- import_path: deployments.app:build\n"
         "  args:\n"
         "    models: [{name: m, engine: {model: /not/on/this/machine}}]\n"
-        f"    gateway: {{api_keys: [{{key: sk-user, scopes: [inference]}}, {KEY}]}}\n"
+        f"    gateway: {{api_keys: [{{key: sk-user, scopes: [inference]}}, {{key: {KEY}, scopes: [admin]}}]}}\n"
     )
     assert main(["drain", MODEL, "--config", str(file)]) == 0
     assert "r1: drained" in capsys.readouterr().out
