@@ -46,7 +46,7 @@ class FakeHandle:
     `deaf`: they arrive, and their answers are lost."""
 
     def __init__(self, counters: LimitCounters) -> None:
-        self._counters = counters
+        self.counters = counters
         self.down = False
         self.deaf = False
         self.calls = 0
@@ -62,7 +62,7 @@ class FakeHandle:
         await asyncio.sleep(0)
         if self.down:
             raise TimeoutError
-        answer = await self._counters.report(report)
+        answer = await self.counters.report(report)
         if self.deaf:
             raise TimeoutError
         return answer

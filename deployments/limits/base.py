@@ -111,9 +111,9 @@ class LimitStore(Protocol):
         LimitStoreDownError."""
 
     def settle(self, reservation: Reservation, used: Amount) -> None:
-        """Ends the reservation: its CONCURRENT part is free at once, and what it holds beyond `used` is given back,
-        wherever in the window it was taken. Never blocks and never fails: a store out of reach hears of it later. A
-        reservation that is not open (settled before, or given up because this process seemed dead) is left alone."""
+        """Ends the reservation: its CONCURRENT part is free at once, what it holds beyond `used` is given back,
+        wherever in the window it was taken, and what was used beyond it counts from now on. Never blocks and never
+        fails: a store out of reach hears of it later. A reservation that is not open (settled before) is left alone."""
 
     async def peek(self, limits: tuple[Limit, ...], org: str) -> tuple[LimitState, ...]:
         """The counts as they are known here, without taking anything. Raises LimitStoreDownError."""

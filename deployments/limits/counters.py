@@ -60,14 +60,25 @@ class Counters:
         self._open[reservation.id] = _OpenReservation(reservation, tuple(taken))
         return Grant(tuple(states))
 
-    def settle(self, reservation_id: str, used: Amount) -> None:
-        """Ends the reservation and gives back what it holds beyond `used`. Does nothing if it is not open."""
+    def settle(self, reservation_id: str, used: Amount, now_s: float) -> None:
+        """Ends the reservation. What it holds beyond `used` is given back; what it used beyond its amounts counts from
+        now on. Does nothing if it is not open."""
         entry = self._open.pop(reservation_id, None)
         if entry is None:
             return
         reservation = entry.reservation
         for limit, (its, mark) in zip(reservation.limits, entry.taken, strict=True):
-            its.give_back(max(0, reservation.cost(limit.kind) - used.of(limit.kind)), mark)
+            unused = reservation.cost(limit.kind) - used.of(limit.kind)
+            if unused < 0:
+                self._counter(limit).add(-unused, now_s)  # `its` may have been idle, and forgotten
+            else:
+                its.give_back(unused, mark)
+
+    def abandon(self, reservation_id: str, now_s: float) -> None:
+        """Ends the reservation of a gateway that seems dead: nobody knows what it used, so all of it counts as used,
+        for the minute that it counts. Its sequences count no longer."""
+        if (entry := self._open.get(reservation_id)) is not None:
+            self.settle(reservation_id, entry.reservation.amount, now_s)
 
     def peek(self, limits: tuple[Limit, ...], now_s: float) -> tuple[LimitState, ...]:
         """The counts of these limits."""

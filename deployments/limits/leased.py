@@ -63,8 +63,9 @@ class LeasedStore:
         self._leases_until_s = 0.0
         self._used: dict[str, int] = {}  # of a limit, as was last answered
         self._spent: Counter[str] = Counter()  # from leases since
-        self._open: set[str] = set()
+        self._open: dict[str, Reservation] = {}
         self._opened: dict[str, Reservation] = {}  # not reported yet
+        self._forgotten: dict[str, Reservation] = {}  # by the counters, and not reported again yet
         self._closed: list[tuple[str, Amount]] = []
         self._asked: list[_Asked] = []
         self._peeked: list[_Peeked] = []
@@ -91,7 +92,7 @@ class LeasedStore:
         """See LimitStore."""
         if reservation.id not in self._open:
             return
-        self._open.discard(reservation.id)
+        del self._open[reservation.id]
         self._closed.append((reservation.id, used))
         if not self._leases:
             self._wake.set()  # where there are no leases somebody may be waiting for this
@@ -116,7 +117,7 @@ class LeasedStore:
         if self._reporting is not None:
             self._reporting.cancel()
             await asyncio.gather(self._reporting, return_exceptions=True)
-        if self._opened or self._closed or self._leases or self._lost:
+        if self._opened or self._closed or self._leases or self._lost or self._forgotten:
             await self._exchange()
 
     def _covered(self, reservation: Reservation) -> bool:
@@ -126,7 +127,7 @@ class LeasedStore:
         return all(reservation.cost(limit.kind) <= leases.get(limit.name, 0) for limit in reservation.limits)
 
     def _admit(self, reservation: Reservation) -> Grant:
-        self._open.add(reservation.id)
+        self._open[reservation.id] = reservation
         self._opened[reservation.id] = reservation
         states = []
         for limit in reservation.limits:
@@ -143,7 +144,7 @@ class LeasedStore:
 
     async def _report_often(self) -> None:
         while True:
-            busy = self._opened or self._closed or self._leases or self._asked or self._lost
+            busy = self._opened or self._closed or self._leases or self._asked or self._lost or self._forgotten
             every_s = _EVERY_S if busy else self._lease_s / 4 if self._open else None
             with suppress(TimeoutError):  # not wait_for(), which can lose a cancellation that comes with the event
                 async with asyncio.timeout(every_s):
@@ -166,13 +167,14 @@ class LeasedStore:
             self._gateway,
             self._number,
             tuple(self._opened.values()),
+            tuple(self._forgotten.values()),
             tuple(self._closed),
             reservations,
             tuple(p.limits for p in peeked),
             tuple(wanted.values()),
         )
         self._number += 1
-        self._opened, self._closed, self._leases = {}, [], _NO_LEASES
+        self._opened, self._closed, self._leases, self._forgotten = {}, [], _NO_LEASES, {}
         sent_s = self._clock()
         try:
             answer = await self._ask(report)
@@ -182,6 +184,7 @@ class LeasedStore:
             if isinstance(error, LimitStoreDownError):
                 return False
             raise
+        self._note_forgotten(report, answer)
         self._on_answer(answer, sent_s, asked, peeked)
         return True
 
@@ -196,7 +199,7 @@ class LeasedStore:
                 self._asked.append(a)
                 continue
             if isinstance(outcome, Grant):
-                self._open.add(a.reservation.id)
+                self._open[a.reservation.id] = a.reservation
                 if a.outcome.done():
                     self.settle(a.reservation, NOTHING)
             if not a.outcome.done():
@@ -205,13 +208,22 @@ class LeasedStore:
             if not p.states.done():
                 p.states.set_result(states)
 
+    def _note_forgotten(self, report: GatewayReport, answer: ReportAnswer) -> None:
+        """Where the counters had forgotten this gateway, the next report opens anew what ran before this one."""
+        if answer.forgotten:
+            new = {reservation.id for reservation in (*report.opened, *report.reopened, *report.reservations)}
+            new |= self._opened.keys()
+            self._forgotten = {name: one for name, one in self._open.items() if name not in new}
+            self._wake.set()
+
     async def _repeat(self) -> bool:
         """Sends the lost report again. Nobody waits for its reservations any more: what it opens is closed."""
         assert self._lost is not None
         try:
-            await self._ask(self._lost)
+            answer = await self._ask(self._lost)
         except LimitStoreDownError:
             return False
+        self._note_forgotten(self._lost, answer)
         self._closed += [(reservation.id, NOTHING) for reservation in self._lost.reservations]
         self._lost = None
         return True

@@ -29,7 +29,7 @@ class MemoryStore:
 
     def settle(self, reservation: Reservation, used: Amount) -> None:
         """See LimitStore."""
-        self._counters.settle(reservation.id, used)
+        self._counters.settle(reservation.id, used, self._clock())
 
     async def peek(self, limits: tuple[Limit, ...], org: str) -> tuple[LimitState, ...]:
         """See LimitStore."""

@@ -53,8 +53,10 @@ class OutageGuard:
                 return outcome
         if self._gateways is None:
             raise LimitStoreDownError(wait_s)
-        self._counted_here.add(reservation.id)
-        return await self._local.reserve(replace(reservation, limits=self._shares(reservation.limits)))
+        outcome = await self._local.reserve(replace(reservation, limits=self._shares(reservation.limits)))
+        if isinstance(outcome, Grant):
+            self._counted_here.add(reservation.id)
+        return outcome
 
     def settle(self, reservation: Reservation, used: Amount) -> None:
         """See LimitStore."""

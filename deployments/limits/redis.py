@@ -12,8 +12,18 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from deployments.config.limits import LimitsConfig
-from deployments.limits.base import NOTHING, Amount, Grant, Limit, LimitState, LimitStoreDownError, Refusal, Reservation
-from deployments.limits.redis_script import PEEK, RENEW, RESERVE, SETTLE
+from deployments.limits.base import (
+    NOTHING,
+    Amount,
+    Grant,
+    Limit,
+    LimitKind,
+    LimitState,
+    LimitStoreDownError,
+    Refusal,
+    Reservation,
+)
+from deployments.limits.redis_script import PEEK, RENEW, REOPEN, RESERVE, SETTLE
 
 _TIMEOUT_S = 1.0  # for one answer of the server; it takes less than a millisecond when it is well
 _PAUSE_S = 0.25  # after a failure, before ended reservations are sent again
@@ -23,13 +33,15 @@ _DOWN = (RedisError, OSError, TimeoutError)
 
 class RedisStore:
     """A LimitStore. Open reservations are renewed while this process lives. Those of a dead process are given up after
-    `lease_s` seconds, when their organisation next asks. `clock` None: the server's own."""
+    `lease_s` seconds, when their organisation next asks; if the process was only silent, it opens them anew. `clock`
+    None: the server's own."""
 
     def __init__(self, url: str, lease_s: float, clock: Callable[[], float] | None = None) -> None:
         self._redis = Redis.from_url(url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S)
         self._reserve = self._redis.register_script(RESERVE)
         self._settle = self._redis.register_script(SETTLE)
         self._renew = self._redis.register_script(RENEW)
+        self._reopen = self._redis.register_script(REOPEN)
         self._peek = self._redis.register_script(PEEK)
         self._lease_s = lease_s
         self._clock = clock
@@ -88,13 +100,23 @@ class RedisStore:
         await self._redis.aclose()
 
     async def renew(self) -> None:
-        """Tells the server that who holds the open reservations lives. It happens by itself, three times per lease."""
+        """Tells the server that who holds the open reservations lives. It happens by itself, three times per lease.
+        Those that it has given up meanwhile are opened anew."""
         ids: dict[str, list[str]] = defaultdict(list)
         for reservation in self._open.values():
             ids[reservation.org].append(reservation.id)
         for org, members in ids.items():
             for i in range(0, len(members), _BATCH):
-                await self._renew([_key(org, "leases")], [self._now(), self._lease_s, *members[i : i + _BATCH]])
+                args = [self._now(), self._lease_s, *members[i : i + _BATCH]]
+                for gone in await self._renew([_key(org, "leases")], args):
+                    if (reservation := self._open.get(gone.decode())) is not None:
+                        await self._open_anew(reservation)
+
+    async def _open_anew(self, reservation: Reservation) -> None:
+        org, limits = reservation.org, [m for m in reservation.limits if m.kind is LimitKind.CONCURRENT]
+        keys = [_key(org, "open"), _key(org, "leases"), *(_key(org, limit.name) for limit in limits)]
+        costs = [reservation.cost(limit.kind) for limit in limits]
+        await self._reopen(keys, [self._now(), reservation.id, self._lease_s, *costs])
 
     def _reserve_args(self, reservation: Reservation) -> tuple[list[str], list[Any]]:
         keys = [
@@ -123,7 +145,7 @@ class RedisStore:
             async with self._redis.pipeline(transaction=False) as pipe:
                 for reservation, used in batch:
                     keys = [_key(reservation.org, "open"), _key(reservation.org, "leases")]
-                    await self._settle(keys, [reservation.id, used.requests, used.tokens], client=pipe)
+                    await self._settle(keys, [self._now(), reservation.id, used.requests, used.tokens], client=pipe)
                 await pipe.execute()
             del self._ended[: len(batch)]
 

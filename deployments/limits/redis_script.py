@@ -110,15 +110,21 @@ local function wait_ms(key, kind, amount, now_s)
   return 0
 end
 
-local function settle(open, leases, id, requests, tokens)
+-- without `spent` for a kind, all that was taken of it counts as used
+local function settle(open, leases, id, spent, now_s)
   local record = redis.call('HGET', open, id)
   if not record then return end
   redis.call('HDEL', open, id)
   redis.call('ZREM', leases, id)
-  local spent = {requests = requests, tokens = tokens, concurrent = 0}
   for _, took in ipairs(cjson.decode(record)) do
     local key, kind, cost, mark = took[1], took[2], took[3], took[4]
-    give_back(key, kind, math.max(0, cost - spent[kind]), mark)
+    local unused = cost - (spent[kind] or cost)
+    if unused < 0 then
+      used(key, kind, now_s)
+      add(key, kind, -unused, now_s)
+    else
+      give_back(key, kind, unused, mark)
+    end
   end
 end
 """
@@ -131,7 +137,7 @@ RESERVE = (
     + """
 local now_s, id, fits = clock(ARGV[1]), ARGV[2], 1
 for _, dead in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', string.format('%.3f', now_s), 'LIMIT', 0, 100)) do
-  settle(KEYS[1], KEYS[2], dead, 0, 0)
+  settle(KEYS[1], KEYS[2], dead, {concurrent = 0}, now_s)
 end
 local limits = {}
 for i = 3, #KEYS do
@@ -165,15 +171,44 @@ return answer
 """
 )
 
-# KEYS: open, leases. ARGV: reservation id, requests used, tokens used.
-SETTLE = _PRELUDE + "settle(KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]))\n"
+# KEYS: open, leases. ARGV: now, reservation id, requests used, tokens used.
+SETTLE = (
+    _PRELUDE
+    + """
+local spent = {requests = tonumber(ARGV[3]), tokens = tonumber(ARGV[4]), concurrent = 0}
+settle(KEYS[1], KEYS[2], ARGV[2], spent, clock(ARGV[1]))
+"""
+)
 
-# KEYS: leases. ARGV: now, lease_s, reservation ids.
+# KEYS: leases. ARGV: now, lease_s, reservation ids. Gives the ids that are open no more.
 RENEW = (
     _PRELUDE
     + """
-local until_s = string.format('%.3f', clock(ARGV[1]) + tonumber(ARGV[2]))
-for i = 3, #ARGV do redis.call('ZADD', KEYS[1], 'XX', until_s, ARGV[i]) end
+local until_s, gone = string.format('%.3f', clock(ARGV[1]) + tonumber(ARGV[2])), {}
+for i = 3, #ARGV do
+  if redis.call('ZSCORE', KEYS[1], ARGV[i]) then
+    redis.call('ZADD', KEYS[1], until_s, ARGV[i])
+  else
+    gone[#gone + 1] = ARGV[i]
+  end
+end
+return gone
+"""
+)
+
+# Opens a reservation again that was given up while its process was only silent: its sequences count, its requests and
+# tokens have been counted. KEYS: open, leases, limits of kind concurrent. ARGV: now, reservation id, lease_s, then the
+# cost under each limit.
+REOPEN = (
+    _PRELUDE
+    + """
+local record = {}
+for i = 3, #KEYS do
+  local cost = tonumber(ARGV[i + 1])
+  record[#record + 1] = {KEYS[i], 'concurrent', cost, add(KEYS[i], 'concurrent', cost, 0)}
+end
+redis.call('HSET', KEYS[1], ARGV[2], cjson.encode(record))
+redis.call('ZADD', KEYS[2], string.format('%.3f', clock(ARGV[1]) + tonumber(ARGV[3])), ARGV[2])
 """
 )
 

@@ -7,8 +7,10 @@ limit every reservation is decided here, exactly. A reservation that is refused 
 contended: nothing of its limits is leased again for a while, the others give theirs back with their next report, and
 the reservation is asked for again.
 
-A gateway that has not reported for `lease_s` counts as dead: its leases and all that its open reservations hold are
-free.
+A gateway that has not reported for `lease_s` counts as dead: its leases are free, and the sequences of its open
+reservations; their requests and tokens count as used. If it reports again it was only silent, and is told that it was
+forgotten: it then opens its reservations anew, so that what runs is counted and what ends is settled. The same brings
+the counts of running sequences back after these counters have been restarted.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from deployments.limits.base import NOTHING, Amount, Grant, Limit, LimitState, Refusal, Reservation
+from deployments.limits.base import Amount, Grant, Limit, LimitKind, LimitState, Refusal, Reservation
 from deployments.limits.counters import Counters
 
 _SHARE = 4  # all leases together are at most one such part of what is free, so that others still find something
@@ -27,12 +29,14 @@ _CONTENDED_S = 5.0  # for which nothing is leased of a limit after a contended r
 @dataclass(frozen=True, slots=True)
 class GatewayReport:
     """What a gateway says. All its earlier leases end with it. `number` counts its reports; one that comes again is
-    answered as before and changes nothing. `opened` was admitted from leases, `closed` has ended, `reservations` are to
-    be decided, `peeks` are only looked at, and of `wanted` the gateway asks for leases."""
+    answered as before and changes nothing. `opened` was admitted from leases, `reopened` was open when the gateway was
+    forgotten, `closed` has ended, `reservations` are to be decided, `peeks` are only looked at, and of `wanted` the
+    gateway asks for leases."""
 
     gateway: str
     number: int
     opened: tuple[Reservation, ...] = ()
+    reopened: tuple[Reservation, ...] = ()
     closed: tuple[tuple[str, Amount], ...] = ()
     reservations: tuple[Reservation, ...] = ()
     peeks: tuple[tuple[Limit, ...], ...] = ()
@@ -43,13 +47,15 @@ class GatewayReport:
 class ReportAnswer:
     """`outcomes` and `peeks` are in the report's order. `contended`: the ids of reservations to ask for again.
     `leases`: how much of a limit, by name, the gateway may admit itself until `lease_s` seconds after it sent the
-    report. `used`: the counts of the wanted limits."""
+    report. `used`: the counts of the wanted limits. `forgotten`: the gateway was not known any more, nor what it has
+    open."""
 
     outcomes: tuple[Grant | Refusal, ...]
     peeks: tuple[tuple[LimitState, ...], ...]
     contended: frozenset[str]
     leases: dict[str, int]
     used: dict[str, int]
+    forgotten: bool = False
 
 
 @dataclass(slots=True)
@@ -77,6 +83,7 @@ class SharedCounters:
     def report(self, report: GatewayReport, now_s: float) -> ReportAnswer:
         """What a gateway says, and what it is told."""
         self._forget_dead(now_s)
+        forgotten = report.gateway not in self._gateways and report.number > 0
         gateway = self._gateways.setdefault(report.gateway, _Gateway(-1, now_s, _NO_ANSWER))
         gateway.heard_s = now_s
         if gateway.number == report.number:
@@ -86,8 +93,12 @@ class SharedCounters:
         for reservation in report.opened:
             self._counters.take(reservation, now_s)
             gateway.open.add(reservation.id)
+        for reservation in report.reopened:
+            if reservation.id not in gateway.open:
+                self._counters.take(_sequences_only(reservation), now_s)
+                gateway.open.add(reservation.id)
         for reservation_id, used in report.closed:
-            self._close(gateway, reservation_id, used)
+            self._close(gateway, reservation_id, used, now_s)
         contended: set[str] = set()
         outcomes = tuple(self._decide(gateway, reservation, contended, now_s) for reservation in report.reservations)
         gateway.leases = self._lease(report.wanted, now_s)
@@ -98,6 +109,7 @@ class SharedCounters:
             frozenset(contended),
             gateway.leases,
             {limit.name: self._counters.used(limit, now_s) for limit in report.wanted},
+            forgotten,
         )
         return gateway.answer
 
@@ -132,10 +144,10 @@ class SharedCounters:
                 del self._leased[name]
         gateway.leases = {}
 
-    def _close(self, gateway: _Gateway, reservation_id: str, used: Amount) -> None:
+    def _close(self, gateway: _Gateway, reservation_id: str, used: Amount, now_s: float) -> None:
         if reservation_id in gateway.open:
             gateway.open.discard(reservation_id)
-            self._counters.settle(reservation_id, used)
+            self._counters.settle(reservation_id, used, now_s)
 
     def _forget_dead(self, now_s: float) -> None:
         for name, gateway in list(self._gateways.items()):
@@ -143,5 +155,10 @@ class SharedCounters:
                 del self._gateways[name]
                 self._take_back(gateway)
                 for reservation_id in gateway.open:
-                    self._counters.settle(reservation_id, NOTHING)
+                    self._counters.abandon(reservation_id, now_s)
         self._contended = {name: until for name, until in self._contended.items() if until > now_s}
+
+
+def _sequences_only(reservation: Reservation) -> Reservation:
+    """Its requests and tokens were counted when it was forgotten."""
+    return replace(reservation, limits=tuple(m for m in reservation.limits if m.kind is LimitKind.CONCURRENT))

@@ -103,6 +103,22 @@ async def test_settling_gives_back_what_was_not_used(made: Bench) -> None:
 
 @pytest.mark.sockets
 @every_store
+async def test_what_was_used_beyond_the_reservation_counts(made: Bench) -> None:
+    """An upstream may ignore max_tokens, or bill thinking that nobody sees."""
+    store, limit = made.gateway(), make_limit(TOKENS, 1000)
+    one = make_reservation(limit, tokens=100)
+    assert isinstance(await store.reserve(one), Grant)
+    await made.advance(1.0)
+    store.settle(one, Amount(1, 5000))
+    await until_used(store, one, TOKENS, 5000)
+    await made.advance(59.5)  # what was reserved has left, and what came later has not
+    await until_used(store, one, TOKENS, 4900)
+    await made.advance(1.0)
+    await until_used(store, one, TOKENS, 0)
+
+
+@pytest.mark.sockets
+@every_store
 async def test_what_is_settled_after_its_minute_gives_nothing_back(made: Bench) -> None:
     store, limit = made.gateway(), make_limit(TOKENS, 100)
     slow, quick = make_reservation(limit, tokens=90), make_reservation(limit, tokens=70)
@@ -178,16 +194,42 @@ async def test_gateways_share_a_limit_exactly(made: Bench) -> None:
 
 @pytest.mark.sockets
 @shared_stores
-async def test_what_a_killed_gateway_held_is_free_after_the_lease_time(made: Bench) -> None:
+async def test_what_a_killed_gateway_held_after_the_lease_time(made: Bench) -> None:
+    """Its sequences are free. Its tokens may have been used, so they count for their minute."""
     dying, living = made.gateway(), made.gateway()
     limits = (make_limit(TOKENS, 1000), make_limit(CONCURRENT, 1))
     assert isinstance(await dying.reserve(make_reservation(*limits, tokens=900)), Grant)
     await dying.peek(limits, "acme")
     made.kill(dying)
     await made.advance(LEASE_S - 0.5, alive=(living,))
-    assert isinstance(await living.reserve(make_reservation(*limits, tokens=900)), Refusal)
+    assert isinstance(await living.reserve(make_reservation(*limits, tokens=100)), Refusal)
     await made.advance(0.6, alive=(living,))
-    assert isinstance(await living.reserve(make_reservation(*limits, tokens=900)), Grant)
+    refused = await living.reserve(make_reservation(*limits, tokens=101))
+    assert isinstance(refused, Refusal) and refused.state.limit == limits[0]
+    assert isinstance(await living.reserve(make_reservation(*limits, tokens=100)), Grant)
+
+
+@pytest.mark.sockets
+@shared_stores
+async def test_a_gateway_that_was_only_silent_has_its_running_sequences_counted_again(made: Bench) -> None:
+    silent, living = made.gateway(), made.gateway()
+    limits = (make_limit(TOKENS, 1000), make_limit(CONCURRENT, 2))
+    running = [make_reservation(*limits, tokens=100) for _ in range(2)]
+    for one in running:
+        assert isinstance(await silent.reserve(one), Grant)
+    await silent.peek(limits, "acme")
+    await made.advance(LEASE_S + 0.1, alive=(living,))
+    await living.reserve(probe := make_reservation(make_limit(CONCURRENT, 9, "key:other")))  # has the dead forgotten
+    living.settle(probe, NOTHING)
+    await until_used(living, running[0], CONCURRENT, 0)
+    await made.advance(0.1, alive=(silent, living))
+    await until_used(living, running[0], CONCURRENT, 2)
+    assert isinstance(await living.reserve(make_reservation(*limits, tokens=1)), Refusal)
+    assert await used(living, running[0], TOKENS) == [200]
+    silent.settle(running[0], Amount(1, 30))
+    await until_used(living, running[0], CONCURRENT, 1)
+    silent.settle(running[1], Amount(1, 30))
+    await until_used(living, running[0], CONCURRENT, 0)
 
 
 @pytest.mark.sockets
@@ -225,9 +267,9 @@ async def test_any_history_goes_as_in_counters(made: Bench) -> None:
         await made.advance(draw.choice((0.0, 0.0, 0.05, 0.3, 2.0, 7.0)))
         if open_reservations and draw.random() < 0.5:
             ending = open_reservations.pop(draw.randrange(len(open_reservations)))
-            spent = Amount(draw.randrange(2), draw.randrange(ending.amount.tokens + 1))
+            spent = Amount(draw.randrange(2), draw.randrange(ending.amount.tokens + 40))
             store.settle(ending, spent)
-            counters.settle(ending.id, spent)
+            counters.settle(ending.id, spent, made.clock.now_s)
         else:
             one = make_reservation(*limits, tokens=draw.randrange(1, 120))
             outcome, expected = await store.reserve(one), counters.reserve(one, made.clock.now_s)

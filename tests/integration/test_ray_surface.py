@@ -70,4 +70,5 @@ def test_metrics_reach_rays_exporter_within_seconds(facts: dict[str, Any]) -> No
 def test_the_node_is_on_loopback_and_asks_for_a_token(facts: dict[str, Any]) -> None:
     assert facts["replica"]["address"] == "127.0.0.1"
     assert facts["token faults"] == []
+    assert facts["http host"] == "127.0.0.1"
     assert "token" in facts["another token"].lower()

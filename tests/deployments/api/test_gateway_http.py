@@ -12,7 +12,7 @@ import httpx
 import pytest
 from helpers_gateway import COUNT, HI, MODEL, FakeBackend, client, demo_model, error_of, events_of
 
-from deployments.config.gateway import GatewayConfig
+from deployments.config.gateway import GatewayConfig, StaticKey
 from deployments.observe.request_log import RequestLog
 from deployments.routing.errors import ModelUnavailableError, ReplicaLostError
 from engine.errors import (
@@ -94,6 +94,9 @@ async def test_metrics() -> None:
     backend = FakeBackend(metrics_text=b"up 1\n")
     async with client(backend, KEYED) as http:
         error_of(await http.get("/metrics"), 401)
+        error_of(await http.get("/metrics", headers={"authorization": f"Bearer {KEY}"}), 403)
+    admin = GatewayConfig(api_keys=(StaticKey(key=KEY, scopes=("admin",)),))
+    async with client(backend, admin) as http:
         response = await http.get("/metrics", headers={"authorization": f"Bearer {KEY}"})
         assert response.text == "up 1\n" and response.headers["content-type"].startswith("text/plain")
         backend.metrics_text = None

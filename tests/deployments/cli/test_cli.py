@@ -35,15 +35,19 @@ def test_check_names_every_fault_and_fails(tmp_path: Path, capsys: pytest.Captur
     bad = tmp_path / "bad.yaml"
     bad.write_text("applications:\n- {import_path: 'deployments.app:build', args: {}, nam: x}\n")
     good = ROOT / "cluster_configs/local-cpu.yaml"
+    fine = [
+        f"{good}: ok, models: smollm2-135m-instruct",
+        f"{good}: gateway.api_keys[0].key is written out: it stands in Serve's logs; write env:NAME",
+    ]
     assert main(["check", str(good)]) == 0
-    assert capsys.readouterr().out == f"{good}: ok, models: smollm2-135m-instruct\n"
+    assert capsys.readouterr().out.splitlines() == fine
     assert main(["check", str(bad), str(good)]) == 1
     out = capsys.readouterr().out.splitlines()
     assert out == [
         f"{bad}: applications[0].nam: unknown key; did you mean name?",
         f"{bad}: applications[0].args: models must name at least one model, or upstreams one with a tokenizer and a "
         "max_model_len",
-        f"{good}: ok, models: smollm2-135m-instruct",
+        *fine,
     ]
 
 

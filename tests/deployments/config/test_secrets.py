@@ -123,6 +123,7 @@ def test_an_upstreams_url_has_no_password(tmp_path: Path) -> None:
 def test_the_application_refuses_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`serve deploy` asks no `sluice check`."""
     file = ServeFile.load(config(tmp_path, "127.0.0.1", GATEWAY))
+    monkeypatch.setattr(app.private, "token_faults", list)
     monkeypatch.setattr(app.private, "http_host", lambda: "0.0.0.0")
     with pytest.raises(ValueError, match=r"gateway\.api_keys\[0\]\.key is written out") as raised:
         app.build(file.config)

@@ -61,7 +61,7 @@ def test_no_minute_holds_more_than_the_limit_and_nothing_that_fits_is_refused(st
             one = running.pop(number % len(running))
             at_s, _, reserved = held[one.id]
             used = min(spent, reserved)
-            counters.settle(one.id, Amount(1, used))
+            counters.settle(one.id, Amount(1, used), now_s)
             held[one.id] = (at_s, one, used)
         log = [(at_s, amount) for at_s, _, amount in held.values()]
         assert most_in_a_minute(log) <= 100
@@ -114,7 +114,7 @@ def test_a_request_refused_for_its_place_costs_no_request() -> None:
     assert isinstance(counters.reserve(first, 0.0), Grant)
     refused = counters.reserve(second, 0.0)
     assert isinstance(refused, Refusal) and refused.state.limit.kind is CONCURRENT
-    counters.settle(first.id, Amount(1, 0))
+    counters.settle(first.id, Amount(1, 0), 0.0)
     outcome = counters.reserve(third, 0.0)
     assert isinstance(outcome, Grant) and outcome.states[0].used == 2
 
@@ -124,7 +124,7 @@ def test_idle_meters_are_forgotten() -> None:
     for i in range(100):
         one = make_reservation(make_limit(TOKENS, 10, f"key:{i}"), tokens=3)
         counters.reserve(one, float(i) / 100)
-        counters.settle(one.id, NOTHING if i % 2 else Amount(1, 3))
+        counters.settle(one.id, NOTHING if i % 2 else Amount(1, 3), float(i) / 100)
     counters.reserve(make_reservation(make_limit(TOKENS, 10), tokens=1), 200.0)
     assert counters.names == {make_limit(TOKENS, 10).name}
 

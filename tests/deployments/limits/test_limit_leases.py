@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from typing import Any
 
@@ -11,6 +12,7 @@ from helpers_limits import LEASE_S, Bench, Clock, FakeHandle, make_limit, make_r
 
 from deployments.limits.actor import ActorStore, LimitCounters
 from deployments.limits.base import NOTHING, Amount, Grant, LimitKind, LimitStoreDownError, Refusal, Reservation
+from deployments.limits.memory import MemoryStore
 from deployments.limits.outage import OutageGuard
 from deployments.limits.shared_counters import GatewayReport, SharedCounters
 
@@ -175,6 +177,40 @@ class Switch:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
+
+
+async def test_reservations_that_are_refused_during_an_outage_are_not_remembered() -> None:
+    clock = Clock()
+    store: Any = Switch(MemoryStore(clock))  # type: ignore[arg-type]
+    store.down = True
+    guarded, limit = OutageGuard(store, 1, clock), make_limit(TOKENS, 10)
+    for _ in range(1000):
+        assert isinstance(await guarded.reserve(make_reservation(limit, tokens=11)), Refusal)
+    gc.collect()
+    before = len(gc.get_objects())
+    for _ in range(1000):
+        await guarded.reserve(make_reservation(limit, tokens=11))
+    gc.collect()
+    assert len(gc.get_objects()) < before + 100
+
+
+async def test_restarted_counters_learn_again_what_runs() -> None:
+    clock, limit = Clock(), make_limit(CONCURRENT, 2)
+    handle = FakeHandle(LimitCounters(LEASE_S, clock))
+    store = ActorStore(handle, LEASE_S, clock)  # type: ignore[arg-type]
+    running = [make_reservation(limit), make_reservation(limit)]
+    for one in running:
+        assert isinstance(await store.reserve(one), Grant)
+    handle.counters = LimitCounters(LEASE_S, clock)
+    await store.peek((limit,), "acme")
+    for _ in range(100):
+        if (await store.peek((limit,), "acme"))[0].used == 2:
+            break
+        await asyncio.sleep(0.01)
+    assert isinstance(await store.reserve(make_reservation(limit)), Refusal)
+    store.settle(running[0], NOTHING)
+    assert isinstance(await store.reserve(make_reservation(limit)), Grant)
+    await store.close()
 
 
 @pytest.mark.parametrize("gateways", [None, 4])
