@@ -12,14 +12,22 @@ from engine.types import TokenDelta
 class BegunStream:
     """What begin() of a destination gives, played by a generator whose first deltas are there."""
 
-    def __init__(self, first: list[TokenDelta], rest: AsyncGenerator[list[TokenDelta], None]) -> None:
+    def __init__(
+        self, first: list[TokenDelta], rest: AsyncGenerator[list[TokenDelta], None], weights: str | None
+    ) -> None:
         self._first: list[TokenDelta] | None = first
         self._rest = rest
+        self.weights = weights
 
     @classmethod
-    async def of(cls, deltas: AsyncGenerator[list[TokenDelta], None], within_s: float | None = None) -> BegunStream:
+    async def of(
+        cls,
+        deltas: AsyncGenerator[list[TokenDelta], None],
+        within_s: float | None = None,
+        weights: str | None = "w",
+    ) -> BegunStream:
         async with asyncio.timeout(within_s):
-            return cls(await anext(deltas), deltas)
+            return cls(await anext(deltas), deltas, weights)
 
     def __aiter__(self) -> BegunStream:
         return self

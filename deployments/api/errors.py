@@ -14,13 +14,14 @@ from deployments.routing.errors import (
     ModelStartError,
     ModelUnavailableError,
     OverloadedError,
+    RepeatedLossError,
     ReplicaSilentError,
     RoutingError,
     UnableError,
     UnknownModelError,
     UnusableOutputError,
 )
-from deployments.upstream.errors import UpstreamRefusedError
+from deployments.upstream.errors import UpstreamRefusedError, UpstreamUnreadError
 from engine.errors import ContextLengthError, DeadlineError, EngineError, InvalidRequestError, QueueFullError
 
 INVALID = "invalid_request_error"
@@ -166,6 +167,11 @@ def from_exception(error: Exception) -> ApiError | None:
             return _unavailable(text, _UNAVAILABLE, "server_is_overloaded", retry_after_s)
         case ReplicaSilentError():
             return _unavailable(str(error), _UNAVAILABLE, None, 1.0)
+        case RepeatedLossError():
+            text = f"{error.replicas} replicas were lost while they worked on this request. It is not tried again."
+            return ApiError(500, text, SERVER, None, "replicas_lost", {"x-should-retry": "false"})
+        case UpstreamUnreadError():
+            return ApiError(502, str(error), SERVER, None, "upstream_answer_not_supported", {"x-should-retry": "false"})
         case UnusableOutputError():
             return ApiError(500, "The model's output for this request is not usable. Sorry about that!", SERVER)
         case RoutingError() | EngineError():

@@ -192,6 +192,11 @@ def parse(
         raise from_pydantic(error) from None
 
 
+def understood(kind: type[BaseModel], body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a body that was parsed as a `kind`, without those that were passed over."""
+    return {name: value for name, value in body.items() if name in kind.model_fields}
+
+
 def _changes_answer(name: str, value: Any) -> bool:
     harmless = CHANGING_FIELDS.get(name)
     if harmless is None or value is None or value in harmless:

@@ -20,7 +20,7 @@ from deployments.api.options import (
     tools,
 )
 from deployments.api.prompts import read_prompts, refuse_too_long, room
-from deployments.api.request_types import ChatBody, CompletionBody, GenerationBody, TokenizeBody, parse
+from deployments.api.request_types import ChatBody, CompletionBody, GenerationBody, TokenizeBody, parse, understood
 from deployments.api.tier_limits import check_ceiling, default_tokens
 from deployments.api.token_text import Echo, echo
 from deployments.api.validation_errors import unsupported_choice
@@ -93,7 +93,7 @@ def prepare_chat(fields: dict[str, Any], caller: Caller) -> PreparedRequest:
     max_tokens = room(model, len(prompt), asked, default, "messages")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     prepared = _prepared("chatcmpl", body, model, caller, [prompt], [max_tokens], logprobs, False)
-    return replace(prepared, hints=RoutingHints("/chat/completions", fields, prepared.tier))
+    return replace(prepared, hints=RoutingHints("/chat/completions", understood(ChatBody, fields), prepared.tier))
 
 
 def prepare_completion(fields: dict[str, Any], caller: Caller) -> PreparedRequest:
@@ -107,7 +107,7 @@ def prepare_completion(fields: dict[str, Any], caller: Caller) -> PreparedReques
     default = default_tokens(caller.tier, _DEFAULT_COMPLETION_TOKENS, num_prompt, num_choices)
     max_tokens = [room(model, len(prompt), body.max_tokens, default, None) for prompt in prompts]
     prepared = _prepared("cmpl", body, model, caller, prompts, max_tokens, body.logprobs, bool(body.echo))
-    return replace(prepared, hints=RoutingHints("/completions", fields, prepared.tier))
+    return replace(prepared, hints=RoutingHints("/completions", understood(CompletionBody, fields), prepared.tier))
 
 
 def tokenize(fields: dict[str, Any], caller: Caller) -> dict[str, Any]:

@@ -28,8 +28,9 @@ class ChannelClient:
 
     `on_change` is called whenever `usable` may have changed. `on_prefixes` is called with the keys that the replica's
     prefix cache has gained and lost; on a new connection, with all keys that it has. `on_answer` is called with the
-    number of completion tokens of each choice that has ended. `num_streams` counts the streams that are open here, and
-    `queued_tokens` the prompt tokens of those that have no delta yet; other gateways' streams are in neither.
+    number of completion tokens of each choice that has ended. `weights` names those of the replica. `num_streams`
+    counts the streams that are open here, and `queued_tokens` the prompt tokens of those that have no delta yet; other
+    gateways' streams are in neither.
     """
 
     def __init__(
@@ -39,12 +40,14 @@ class ChannelClient:
         rng: random.Random,
         on_prefixes: Callable[[list[bytes], list[bytes]], None] = lambda added, removed: None,
         on_answer: Callable[[int], None] = lambda tokens: None,
+        weights: str = "",
         backoff_s: float = BACKOFF_S,
         beat_s: float = BEAT_S,
     ) -> None:
         self.address = address
         self.on_prefixes = on_prefixes
         self.on_answer = on_answer
+        self.weights = weights
         self.beat_s = beat_s
         self.load = Load()
         self.num_streams = 0
@@ -235,6 +238,11 @@ class ReplicaStream:
             link.send((Kind.OPEN, self._number, streamed, requests))
         except FrameError as error:
             self.fail(error)
+
+    @property
+    def weights(self) -> str:
+        """Names the weights that the answer is made with."""
+        return self._client.weights
 
     @property
     def num_buffered(self) -> int:

@@ -12,6 +12,10 @@ class StreamLostError(Exception):
     """The replica is gone, is leaving, or cannot be reached. Another replica may serve the request."""
 
 
+class StreamReturnedError(StreamLostError):
+    """The replica is well, but takes no more requests, or hands this one back."""
+
+
 class ReplicaFaultError(Exception):
     """The replica failed with an unexpected error. Its log has the traceback."""
 
@@ -35,7 +39,7 @@ def to_words(error: BaseException) -> tuple[str, str, str | None]:
 def from_words(kind: str, message: str, param: str | None) -> Exception:
     """The error that to_words() was given; ReplicaFaultError for an error that is not one of the engine."""
     if kind == _DRAINING:
-        return StreamLostError("the replica takes no more requests")
+        return StreamReturnedError("the replica takes no more requests")
     cls = getattr(engine.errors, kind, None)
     if not (isinstance(cls, type) and issubclass(cls, EngineError)):
         return ReplicaFaultError(message)

@@ -19,6 +19,7 @@ from deployments.config.strict import StrictModel
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 Percent = Annotated[float, Field(gt=0, le=100)]
 OWN_ABILITIES = frozenset({"logprobs", "echo", "tools", "json", "token_ids"})  # of our own pools, unless they say
+_UPSTREAM_ABILITIES = frozenset({"tools", "token_ids"})  # the answers to others are not passed on
 
 
 class RouteConfig(StrictModel):
@@ -72,7 +73,7 @@ class TargetConfig(StrictModel):
     smallest class that they fit in. By default it is meant for all that it can take."""
     abilities: frozenset[str] | None = None
     """What it can do beyond text: `logprobs`, `echo`, `tools`, `json`, `token_ids`. By default a pool can do all of it
-    and an upstream nothing."""
+    and an upstream nothing; an upstream may have `tools`, as long as it answers in text, and `token_ids`."""
 
 
 class TierConfig(StrictModel):
@@ -169,6 +170,9 @@ def _check_names(
         ):
             _check_known(f"routes.{model}.{field}", names, known)
     _check_known("targets", config.targets, (*pools, *upstreams))
+    for name, target in config.targets.items():
+        able = _UPSTREAM_ABILITIES if name in upstreams else OWN_ABILITIES
+        _check_known(f"targets.{name}.abilities", target.abilities or (), able)
     _check_known("tiers", config.tiers, tiers)
     for name, tier in config.tiers.items():
         _check_known(f"tiers.{name}.pools", tier.pools or (), (*pools, *upstreams))

@@ -11,6 +11,9 @@ from deployments.config.environment import from_environment
 from deployments.config.strict import StrictModel
 
 _OURS = frozenset({"cache_salt", "priority", "service_tier", "stream_options"})  # mean something here, and not there
+_NOT_SENT = frozenset(  # change no answer here, and tell the other server of our clients, or have it keep what they say
+    {"metadata", "prediction", "prompt_cache_retention", "safety_identifier", "store", "user", "verbosity"}
+)
 
 
 class UpstreamConfig(StrictModel):
@@ -54,7 +57,7 @@ class UpstreamConfig(StrictModel):
     @property
     def dropped(self) -> frozenset[str]:
         """All fields that are left out, ours among them."""
-        return self.drop_fields | _OURS
+        return self.drop_fields | _OURS | _NOT_SENT
 
     def secret(self) -> str | None:
         """Raises ValueError when the variable is not set."""

@@ -107,10 +107,10 @@ class RedisStore:
             ids[reservation.org].append(reservation.id)
         for org, members in ids.items():
             for i in range(0, len(members), _BATCH):
-                args = [self._now(), self._lease_s, *members[i : i + _BATCH]]
+                args: list[Any] = [self._now(), self._lease_s, *members[i : i + _BATCH]]
                 for gone in await self._renew([_key(org, "leases")], args):
-                    if (reservation := self._open.get(gone.decode())) is not None:
-                        await self._open_anew(reservation)
+                    if (still_open := self._open.get(gone.decode())) is not None:
+                        await self._open_anew(still_open)
 
     async def _open_anew(self, reservation: Reservation) -> None:
         org, limits = reservation.org, [m for m in reservation.limits if m.kind is LimitKind.CONCURRENT]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from deployments.config.failures import Failure
 from deployments.routing.cold_start import ColdStart
 from deployments.routing.failures import failure_of
 from deployments.routing.hints import RoutingHints
+from deployments.routing.losses import ReplicaLosses
 from deployments.upstream.client import Upstream, UpstreamCall
-from deployments.upstream.errors import UpstreamFullError
+from deployments.upstream.errors import UpstreamFullError, UpstreamUnreadError
 from engine.types import GenerateRequest, TokenDelta
 
 
@@ -19,7 +20,8 @@ class RoutedRequest:
     """One client's request as destinations get it.
 
     `queue_share`: how much of a pool's queue it may use, 0 to 1. `first_token_s`: how many seconds the first deltas may
-    take; None: any number.
+    take; None: any number. `weights`: those that the client's part of the answer was made with, and the rest must be;
+    None before there is one. `losses` counts the replicas that were lost with it.
     """
 
     requests: tuple[GenerateRequest, ...]
@@ -27,13 +29,20 @@ class RoutedRequest:
     hints: RoutingHints
     queue_share: float = 1.0
     first_token_s: float | None = None
+    weights: str | None = None
+    losses: ReplicaLosses = field(default_factory=ReplicaLosses)
 
 
 class DeltaStream(Protocol):
     """An answer that has begun: an async iterator, to be used once and then closed.
 
-    An error ends the answer, unless it is one of failures.RESUMABLE and another destination has the same weights.
+    An error ends the answer, unless it is one of failures.RESUMABLE and another replica has the same weights.
     """
+
+    @property
+    def weights(self) -> str | None:
+        """Names the weights that the answer is made with: others with the same ones can go on with it. None: nobody
+        can."""
 
     def __aiter__(self) -> DeltaStream: ...
 
@@ -46,9 +55,11 @@ class DeltaStream(Protocol):
 class Destination(Protocol):
     """A pool or an upstream, as one gateway sees it."""
 
-    @property
-    def weights(self) -> str | None:
-        """Names the weights: destinations with the same ones can go on with each other's answers. None: none can."""
+    def may_have(self, weights: str) -> bool:
+        """Whether it has or may soon have these weights, and so could go on with an answer that they have begun."""
+
+    def up_with(self, weights: str) -> bool:
+        """Whether it would go on now with an answer that these weights have begun."""
 
     @property
     def up(self) -> bool:
@@ -81,7 +92,6 @@ class Destination(Protocol):
 class UpstreamDestination:
     """An external server. It counts as up; its circuit notices when it is not."""
 
-    weights = None
     up = True
     may_recover = False
     successor_expected = False
@@ -90,10 +100,18 @@ class UpstreamDestination:
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
 
+    def may_have(self, weights: str) -> bool:
+        """See Destination."""
+        return False
+
+    def up_with(self, weights: str) -> bool:
+        """See Destination."""
+        return False
+
     def suspects(self, error: Exception) -> bool:
         """See Destination."""
         failures = (Failure.TIMEOUT, Failure.ERROR, Failure.OVERLOADED)
-        return failure_of(error) in failures and not isinstance(error, UpstreamFullError)
+        return failure_of(error) in failures and not isinstance(error, UpstreamFullError | UpstreamUnreadError)
 
     async def begin(self, request: RoutedRequest) -> DeltaStream:
         """See Destination."""

@@ -72,12 +72,14 @@ class Dispatcher:
         num_losses, weights = 0, None
         while True:
             begun = await self._begin(job, weights)
-            weights = self._destinations[begun.name].weights
+            weights = begun.stream.weights
+            num_tokens = 0
             error: Exception
             try:
                 async for deltas in begun.stream:
                     fresh, fault = job.continuation.take(deltas)
                     if fresh:
+                        num_tokens += sum(len(delta.token_ids) for delta in fresh)
                         yield fresh
                     if fault is not None and fault.finish_reason is FinishReason.FAULT:
                         raise UnusableOutputError(fault.error)
@@ -92,6 +94,7 @@ class Dispatcher:
                 begun.close()
             if self._destinations[begun.name].suspects(error):
                 self._circuits[begun.name].failure(self._clock())
+            request.losses.add(error, num_tokens)
             num_losses += 1
             resumable = isinstance(error, RESUMABLE) and weights is not None
             if not resumable or num_losses > plan.limits.max_resumptions:
@@ -111,21 +114,21 @@ class Dispatcher:
     async def _begin(self, job: _Job, weights: str | None) -> _Begun:
         """Begins the answer, or the rest of it, at the first destination that does, and waits for those about to be up.
 
-        `weights`: those of the destination that gave the client a part of the answer, None before.
+        `weights`: those that made the part of the answer that the client has; they do not matter before there is one.
         """
         while True:
             await self._wait_for_recovery(job, weights)
             await self._wait_for_successor(job)
             await self._wake(job)
             try:
-                return await self._begin_at_any(job, self._candidates(job, weights))
+                return await self._begin_at_any(job, self._candidates(job, weights), weights)
             except Exception as error:
                 lost = not job.continuation.started and failure_of(error) is Failure.ERROR
                 if lost and (self._asleep(job) or self._successor_expected(job)):
                     continue  # the last replica was just leaving
                 raise final_error(error, job.continuation.started) from None
 
-    async def _begin_at_any(self, job: _Job, names: Sequence[str]) -> _Begun:
+    async def _begin_at_any(self, job: _Job, names: Sequence[str], weights: str | None) -> _Begun:
         """Asks one destination after the other, while the plan, the deadline and the retry budget allow it."""
         refusal: Exception = ModelUnavailableError(RETRY_AFTER_S)
         num_asked = 0
@@ -137,7 +140,7 @@ class Dispatcher:
                 break
             num_asked += 1
             try:
-                return await self._begin_hedged(job, name, names[at + 1 :])
+                return await self._begin_hedged(job, name, names[at + 1 :], weights)
             except Exception as error:
                 failure = failure_of(error)
                 if failure is None:
@@ -148,21 +151,21 @@ class Dispatcher:
                     break
         raise refusal
 
-    async def _begin_hedged(self, job: _Job, name: str, others: Sequence[str]) -> _Begun:
+    async def _begin_hedged(self, job: _Job, name: str, others: Sequence[str], weights: str | None) -> _Begun:
         """Begins at `name`; when that takes long and hedging is on, also at the next destination or again at `name`."""
         delay_s = job.plan.limits.hedge_after_s
         if delay_s is None or job.continuation.started:
-            return await self._begin_at(job, name)
+            return await self._begin_at(job, name, weights)
 
         async def second() -> _Begun:
             other = next((n for n in (*others, name) if self._usable(n)), None)
             if other is None or not self._budget.take(self._clock()):
                 raise ModelUnavailableError(RETRY_AFTER_S)
-            return await self._begin_at(job, other)
+            return await self._begin_at(job, other, weights)
 
-        return await hedged(lambda: self._begin_at(job, name), second, delay_s)
+        return await hedged(lambda: self._begin_at(job, name, weights), second, delay_s)
 
-    async def _begin_at(self, job: _Job, name: str) -> _Begun:
+    async def _begin_at(self, job: _Job, name: str, weights: str | None) -> _Begun:
         """Begins at one destination, and reports the outcome to its circuit."""
         destination, circuit = self._destinations[name], self._circuits[name]
         if not circuit.allow(self._clock()):
@@ -172,6 +175,7 @@ class Dispatcher:
             requests=job.continuation.rest(self._clock() - job.began_s),
             queue_share=math.inf if job.continuation.started else job.plan.queue_share,
             first_token_s=job.plan.limits.first_token_s,
+            weights=weights if job.continuation.started else None,
         )
         report = circuit.neither
         try:
@@ -188,9 +192,11 @@ class Dispatcher:
     # ------------------------------------------------------------------------------------------------ who may be asked
 
     def _candidates(self, job: _Job, weights: str | None) -> list[str]:
-        """The plan's destinations; once the client has a part of the answer, only those with the same weights."""
+        """The plan's destinations; once the client has a part of the answer, only those that may have its weights."""
         names = job.plan.candidates
-        return [name for name in names if not job.continuation.started or self._destinations[name].weights == weights]
+        if not job.continuation.started:
+            return list(names)
+        return [name for name in names if weights is not None and self._destinations[name].may_have(weights)]
 
     def _usable(self, name: str) -> bool:
         return self._destinations[name].up and self._circuits[name].would_allow(self._clock())
@@ -218,9 +224,9 @@ class Dispatcher:
         give_up_s = self._clock() + limits.resume_within_s
         if limits.deadline_s is not None:
             give_up_s = min(give_up_s, job.began_s + limits.deadline_s)
-        while job.continuation.started and self._clock() < give_up_s:
+        while job.continuation.started and weights is not None and self._clock() < give_up_s:
             candidates = [self._destinations[name] for name in self._candidates(job, weights)]
-            if any(d.up for d in candidates) or not any(d.may_recover for d in candidates):
+            if any(d.up_with(weights) for d in candidates) or not any(d.may_recover for d in candidates):
                 return
             await asyncio.sleep(_POLL_S)
 

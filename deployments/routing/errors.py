@@ -37,6 +37,14 @@ class UnusableOutputError(RoutingError):
     """The model gave nothing for this request from which a token could be chosen. Other replicas would do the same."""
 
 
+class RepeatedLossError(RoutingError):
+    """Several replicas were lost one after the other while they worked on this request: it may be the cause."""
+
+    def __init__(self, replicas: int) -> None:
+        super().__init__(f"{replicas} replicas were lost while they worked on this request")
+        self.replicas = replicas
+
+
 class ReplicaSilentError(RoutingError):
     """A replica of a pool did not answer a question about its state in time."""
 

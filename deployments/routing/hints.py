@@ -24,7 +24,8 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class RoutingHints:
-    """`path` and `fields` are sent to upstreams: the path behind /v1, and the body as the client sent it.
+    """`path` and `fields` are sent to upstreams: the path behind /v1, and those fields of the client's body that are
+    understood here.
 
     Requests of the same `session` belong together.
     """

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from deployments.observe.log import log
 from deployments.routing.destinations import Destination, RoutedRequest
+from deployments.routing.losses import ReplicaLosses
 
 _MAX_COPIES = 64  # under way; more are not made, so that a slow pool on trial costs the gateway little
 _LESS_IMPORTANT = 1_000_000  # added to the priority: a copy never delays a client
@@ -38,7 +39,7 @@ async def _run(destination: Destination, request: RoutedRequest) -> None:
         replace(r, request_id=f"{r.request_id}.shadow", priority=r.priority + _LESS_IMPORTANT) for r in request.requests
     )
     try:
-        stream = await destination.begin(replace(request, requests=requests, streamed=False))
+        stream = await destination.begin(replace(request, requests=requests, streamed=False, losses=ReplicaLosses()))
         try:
             async for _ in stream:
                 pass

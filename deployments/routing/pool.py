@@ -41,6 +41,10 @@ class _Member:
     ttft_s: float | None = None
     met: bool = False  # whether it has ever been connected
 
+    def has(self, weights: str | None) -> bool:
+        """Whether its weights are these; None: any."""
+        return weights is None or self.channel.weights == weights
+
 
 class Pool:
     """Asks Serve regularly which replicas there are, and keeps a connection to each, which shows a loss at once.
@@ -97,6 +101,15 @@ class Pool:
     def up(self) -> bool:
         """Whether some replica would take a request now."""
         return any(member.channel.usable for member in self._members.values())
+
+    def up_with(self, weights: str) -> bool:
+        """Whether some replica with these weights would take a request now."""
+        return any(member.channel.usable and member.has(weights) for member in self._members.values())
+
+    def may_have(self, weights: str) -> bool:
+        """Whether a replica with these weights runs, or would be started now, as far as is known."""
+        current = self._info is not None and self._info.fingerprint == weights
+        return current or any(member.has(weights) for member in self._members.values())
 
     @property
     def acquainted(self) -> bool:
@@ -173,9 +186,10 @@ class Pool:
                 await self._cold.look()
                 await self._cold.answered(self._poll_s)
 
-    def choose(self, request: RouteHint, without: Collection[str]) -> ChannelClient | None:
-        """The replica that gets a request, not one whose id is in `without`. None: no replica would take it."""
-        fit = [member for name, member in self._members.items() if member.channel.usable and name not in without]
+    def choose(self, request: RouteHint, without: Collection[str], weights: str | None = None) -> ChannelClient | None:
+        """The replica that gets a request: none whose id is in `without`, and one with these `weights` unless they are
+        None. None: no replica would take it."""
+        fit = [m for name, m in self._members.items() if m.channel.usable and name not in without and m.has(weights)]
         if not fit:
             return None
         chosen = fit[self._policy.choose([_view(m) for m in fit], request, self._rng) if len(fit) > 1 else 0]
@@ -265,12 +279,19 @@ class Pool:
         for name in infos.keys() - self._members.keys():
             on_prefixes = partial(self._on_prefixes, name)
             self._members[name] = _Member(
-                ChannelClient(infos[name].address, self._on_change, self._rng, on_prefixes, self._on_answer)
+                ChannelClient(
+                    infos[name].address,
+                    self._on_change,
+                    self._rng,
+                    on_prefixes,
+                    self._on_answer,
+                    infos[name].fingerprint,
+                )
             )
         self._on_change()
 
     def _on_prefixes(self, replica_id: str, added: list[bytes], removed: list[bytes]) -> None:
-        if not self._policy.wants_prefixes:
+        if not self._policy.wants_prefixes or replica_id not in self._members:  # its last streams may outlive it here
             return
         self.prefixes.add(replica_id, added)
         self.prefixes.remove(replica_id, removed)

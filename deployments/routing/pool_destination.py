@@ -35,11 +35,13 @@ class PoolDestination:
         self._max_queue_s = max_queue_s
         self._clock = clock
 
-    @property
-    def weights(self) -> str | None:
+    def may_have(self, weights: str) -> bool:
         """See Destination."""
-        info = self._pool.info
-        return info.fingerprint if info is not None else None
+        return self._pool.may_have(weights)
+
+    def up_with(self, weights: str) -> bool:
+        """See Destination."""
+        return self._pool.up_with(weights)
 
     @property
     def up(self) -> bool:
@@ -69,7 +71,8 @@ class PoolDestination:
         """See Destination.
 
         Raises OverloadedError when too much work waits already, QueueFullError or ModelUnavailableError when no replica
-        takes the request, and StreamLostError or EngineDeadError when those that took it were lost.
+        takes the request, StreamLostError or EngineDeadError when the one that took it was lost, and RepeatedLossError
+        when that is not the first one.
         """
         self._check_queue(request.queue_share)
         async with asyncio.timeout(request.first_token_s):
@@ -82,7 +85,7 @@ class PoolDestination:
         tried: set[str] = set()
         while len(tried) < MAX_TRIES:
             cached = pool.prefixes.cached_tokens(keys)
-            replica = pool.choose(RouteHint(tokens, request.hints.session, cached), tried)
+            replica = pool.choose(RouteHint(tokens, request.hints.session, cached), tried, request.weights)
             if replica is None:
                 break
             name = replica.address.replica_id
@@ -95,6 +98,7 @@ class PoolDestination:
             except (StreamLostError, EngineDeadError, QueueFullError) as error:
                 stream.close()
                 refusal = error
+                request.losses.add(error)
             except BaseException:
                 stream.close()
                 raise

@@ -8,11 +8,15 @@ from typing import Any
 
 import orjson
 
-from deployments.upstream.errors import UpstreamDownError, UpstreamError, UpstreamRefusedError
+from deployments.upstream.errors import UpstreamDownError, UpstreamError, UpstreamRefusedError, UpstreamUnreadError
 from deployments.upstream.events import DONE
 from engine.types import FinishReason, TokenDelta
 
-_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+# OpenAI's words, and those of servers that have others. Compared in lower case.
+_STOPPED = ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "complete")
+_CUT = ("length", "model_length", "max_tokens")
+_REASONS = dict.fromkeys(_STOPPED, FinishReason.STOP) | dict.fromkeys(_CUT, FinishReason.LENGTH)
+_CALLS = ("tool_calls", "function_call")
 
 
 @dataclass(slots=True)
@@ -41,7 +45,8 @@ class UpstreamAnswer:
 
     def read(self, batch: Sequence[bytes]) -> list[TokenDelta]:
         """The text of some events, at most one delta per choice. Reads as far as they are good: then `fault` is
-        UpstreamDownError for what is no chunk, or UpstreamRefusedError for content it will not go on with."""
+        UpstreamDownError for what is no chunk, UpstreamRefusedError for content it will not go on with, or
+        UpstreamUnreadError."""
         for payload in batch:
             if payload.strip() == DONE:
                 self.done = True
@@ -110,9 +115,12 @@ def _said(choice: _Choice) -> TokenDelta:
 def _reason(value: Any) -> FinishReason:
     if value == "content_filter":
         raise UpstreamRefusedError("The answer was stopped by a content filter.", None, "content_filter")
-    if not isinstance(value, str) or value not in _REASONS:
-        raise UpstreamDownError(f"an end of no known kind: {str(value)[:50]!r}")
-    return _REASONS[value]
+    if value in _CALLS:
+        raise UpstreamUnreadError("The answer is a tool call, which this model's server cannot pass on.")
+    reason = _REASONS.get(str(value).lower())
+    if reason is None:
+        raise UpstreamUnreadError(f"The answer ended for a reason that is not known here: {str(value)[:50]!r}.")
+    return reason
 
 
 def _object(payload: bytes) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from deployments.upstream.stream import UpstreamStream
 
 @dataclass(frozen=True, slots=True)
 class UpstreamCall:
-    """A client's request on its way out. `path` is behind the base URL. `fields` is the body as the client sent it,
-    `max_tokens` what its answer may have here. Choice `i * n + j` belongs to `request_ids[i]`.
+    """A client's request on its way out. `path` is behind the base URL. `fields` are those of the client's body that
+    are understood here, `max_tokens` what its answer may have here. Choice `i * n + j` belongs to `request_ids[i]`.
     """
 
     path: str
@@ -65,7 +65,8 @@ class Upstream:
 
     async def begin(self, call: UpstreamCall, first_token_s: float | None = None) -> UpstreamStream:
         """An answer that has begun: its first deltas are there. Raises UpstreamError and its kin, and
-        ContextLengthError. It has `first_token_s` seconds for that, and never more than its own `first_token_s`.
+        ContextLengthError. Its first event has `first_token_s` seconds to come, and never more than its own
+        `first_token_s`. A model that thinks sends events without text first, for as long as it likes.
         """
         within_s = self.config.first_token_s if first_token_s is None else min(first_token_s, self.config.first_token_s)
         deadline_s = asyncio.get_running_loop().time() + within_s
@@ -86,7 +87,8 @@ class Upstream:
                         raise await refusal(response, self.config.name)
                     if response.content_type != "text/event-stream":
                         raise UpstreamDownError("an answer that is no event stream")
-                await stream.begin()
+                await stream.first_event()
+            await stream.begin()
         except BaseException as error:
             if stream is not None:
                 stream.close()
@@ -112,7 +114,10 @@ class Upstream:
 
     def _body(self, call: UpstreamCall) -> dict[str, Any]:
         fields = {name: value for name, value in call.fields.items() if name not in self.config.dropped}
+        fields = {name: value for name, value in fields.items() if value is not None}
         limit = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
+        for name in ("max_completion_tokens", "max_tokens"):  # the same setting: OpenAI refuses both together
+            fields.pop(name, None)
         model = str(fields.get("model"))
         return {
             **fields,

@@ -27,6 +27,11 @@ class UpstreamFullError(UpstreamError):
     """All the connections that we may have to it are in use. Says nothing of the server's health."""
 
 
+class UpstreamUnreadError(UpstreamError):
+    """Its answer has something that is not passed on here. Says nothing of the server's health. The text is for the
+    client."""
+
+
 class UpstreamRefusedError(UpstreamError):
     """It refuses this request for what it says or how it is put: nobody else is to be asked. The text is for the
     client."""

@@ -35,10 +35,18 @@ class UpstreamStream:
         self._translated_errors = translated_errors
         self._on_closed = on_closed
         self._events = EventParser()
+        self._arrived: list[bytes] = []  # events that have not been read
         self._first: list[TokenDelta] = []  # taken from the answer, but not yet given out
         self._at_end = False  # of the body
         self._finished = False
         self._closed = False
+
+    weights = None  # nobody knows them
+
+    async def first_event(self) -> None:
+        """Waits for the first event, whatever it says, or the end. Raises what __anext__() does."""
+        while not self._arrived and not self._at_end:
+            self._arrived = await self._next_events()
 
     async def begin(self) -> None:
         """Waits for the first deltas. Raises what __anext__() does."""
@@ -61,7 +69,8 @@ class UpstreamStream:
                 deltas = self._answer.finish()
                 self._finished = True
                 return deltas
-            if deltas := self._answer.read(await self._next_events()):
+            events, self._arrived = self._arrived or await self._next_events(), []
+            if deltas := self._answer.read(events):
                 return deltas
 
     def close(self) -> None:

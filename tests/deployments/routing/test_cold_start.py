@@ -206,6 +206,12 @@ class Destination:
     def cold_start(self) -> ColdStart | None:
         return None if self.up else self.cold
 
+    def may_have(self, weights: str) -> bool:
+        return self.weights == weights
+
+    def up_with(self, weights: str) -> bool:
+        return self.up and self.weights == weights
+
     def suspects(self, error: Exception) -> bool:
         return False
 

@@ -12,16 +12,22 @@ import pytest
 from helpers_routing import BegunStream
 from helpers_upstream import DONE, EVENT_STREAM, StandIn, event, said
 
-from deployments.channel.errors import ReplicaFaultError, StreamLostError
+from deployments.channel.errors import ReplicaFaultError, StreamLostError, StreamReturnedError
 from deployments.config.failures import Failure
 from deployments.config.routing_table import Limits
 from deployments.routing.circuit import State
 from deployments.routing.destinations import RoutedRequest, UpstreamDestination
 from deployments.routing.dispatch import Dispatcher
-from deployments.routing.errors import ModelUnavailableError, OverloadedError, ReplicaLostError, UnusableOutputError
+from deployments.routing.errors import (
+    ModelUnavailableError,
+    OverloadedError,
+    RepeatedLossError,
+    ReplicaLostError,
+    UnusableOutputError,
+)
 from deployments.routing.hints import RoutingHints
 from deployments.routing.plan import RoutePlan
-from deployments.upstream.errors import UpstreamRefusedError
+from deployments.upstream.errors import UpstreamRefusedError, UpstreamUnreadError
 from engine.errors import ContextLengthError, EngineDeadError, InvalidRequestError, QueueFullError
 from engine.types import FinishReason, GenerateRequest, SamplingParams, TokenDelta
 
@@ -48,11 +54,17 @@ class FakePool:
     asked: list[RoutedRequest] = field(default_factory=list)
     closed: int = 0
 
+    def may_have(self, weights: str) -> bool:
+        return self.weights == weights
+
+    def up_with(self, weights: str) -> bool:
+        return self.up and self.weights == weights
+
     def suspects(self, error: Exception) -> bool:
         return isinstance(error, TimeoutError)
 
     async def begin(self, request: RoutedRequest) -> BegunStream:
-        return await BegunStream.of(self.play(request), request.first_token_s)
+        return await BegunStream.of(self.play(request), request.first_token_s, self.weights)
 
     async def play(self, ask: RoutedRequest) -> AsyncGenerator[list[TokenDelta], None]:
         self.asked.append(ask)
@@ -179,7 +191,20 @@ async def test_a_replica_lost_later_is_not_noticed(tokens: int, error: Exception
     assert second.requests[0].resumed_tokens == tokens and second.queue_share > 1
 
 
-async def test_only_as_often_as_the_route_says() -> None:
+async def test_a_request_that_was_on_two_lost_replicas_is_not_given_to_a_third() -> None:
+    a = FakePool([[1, StreamLostError("gone")]] * 5)
+    with pytest.raises(RepeatedLossError):
+        await run({"a": a}, plan("a", max_resumptions=9))
+    assert len(a.asked) == 2
+
+
+async def test_replicas_that_hand_a_request_back_are_not_lost() -> None:
+    a = FakePool([[1, StreamReturnedError("drained")]] * 3)
+    assert await run({"a": a}, plan("a", max_resumptions=9)) == TEXT
+
+
+async def test_only_as_often_as_the_route_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.routing.losses.PROGRESS", 1)  # each loss came after progress enough
     for limit in (0, 1, 2):
         a = FakePool([[1, StreamLostError("gone")]] * 5)
         with pytest.raises(ReplicaLostError):
@@ -307,6 +332,17 @@ BAD: dict[str, Callable[[], StandIn]] = {
     "garbage": lambda: StandIn([event(b"{")]),
     "busy": lambda: StandIn([], 429, {"retry-after": "9", "content-type": "application/json"}),
 }
+
+
+@pytest.mark.sockets
+async def test_answers_that_are_not_passed_on_trip_nothing() -> None:
+    stand_in, clock = StandIn([said("x"), said("", 0, "tool_calls"), DONE]), Clock()
+    async with upstream(stand_in) as up:
+        d = Dispatcher({"up": up}, clock)
+        for _ in range(10):
+            with pytest.raises((UpstreamUnreadError, ReplicaLostError)):
+                await answer(d, plan("up"))
+        assert d.circuit_state("up") is State.CLOSED and len(stand_in.asked) == 10
 
 
 @pytest.mark.sockets

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Generator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -23,7 +23,13 @@ from deployments.config.application import ModelConfig
 from deployments.config.routing import RoutingConfig, compiled
 from deployments.routing import pool as pool_module
 from deployments.routing import table_feed
-from deployments.routing.errors import ModelUnavailableError, ReplicaLostError, UnableError, UnknownModelError
+from deployments.routing.errors import (
+    ModelUnavailableError,
+    RepeatedLossError,
+    ReplicaLostError,
+    UnableError,
+    UnknownModelError,
+)
 from deployments.routing.hints import RoutingHints
 from deployments.routing.pool_destination import MAX_TRIES
 from deployments.routing.serve_backend import GraphHandles, ServeBackend
@@ -53,9 +59,10 @@ GOOD: list[Step] = [token(1), token(2, last=True)]
 class Stream:
     """What a replica gives for a request: plays `steps`; an awaitable among them is waited for."""
 
-    def __init__(self, steps: list[Step]) -> None:
+    def __init__(self, steps: list[Step], weights: str) -> None:
         self.steps = list(steps)
         self.closed = False
+        self.weights = weights
         self.first: list[TokenDelta] | None = None
 
     def close(self) -> None:
@@ -96,9 +103,10 @@ class Replica:
     streamed: list[bool] = field(default_factory=list)
     connected: int = 0
     retired: int = 0
+    weights: str = "fp_a"
 
     def open(self, requests: tuple[GenerateRequest, ...], streamed: bool, new_tokens: int) -> Stream:
-        self.streams.append(Stream(self.calls.pop(0)))
+        self.streams.append(Stream(self.calls.pop(0), self.weights))
         self.streamed.append(streamed)
         return self.streams[-1]
 
@@ -116,8 +124,9 @@ class Replicas(dict[str, Replica]):
         self[name] = Replica(info(name).address)
         return self[name]
 
-    def connect(self, address: Address, *_: object) -> Replica:
+    def connect(self, address: Address, *rest: object) -> Replica:
         self[address.replica_id].connected += 1
+        self[address.replica_id].weights = str(rest[-1])
         return self[address.replica_id]
 
 
@@ -321,21 +330,61 @@ async def test_replicas_lost_later_one_after_the_other_end_it_with_an_error(
     async with backend(a=Handle(lambda: [info("a"), info("b")])) as b:
         await take_turn(b, replicas, "b")
         replicas["a"].calls.append([loss])
-        with pytest.raises(ReplicaLostError):
+        with pytest.raises(RepeatedLossError):
             async for deltas in b.generate("a", (REQUEST,), True, RoutingHints()):
                 seen += deltas
     assert [d.token_ids for d in seen] == [(1,)]
     assert all(s.closed for name in "ab" for s in replicas[name].streams)
 
 
-async def test_losses_in_a_row_end_in_unavailable(replicas: Replicas) -> None:
+async def test_full_replicas_in_a_row_are_an_overload(replicas: Replicas) -> None:
     names = "abcde"
     for name in names:
-        replicas[name].calls = [[StreamLostError("gone")]]
+        replicas[name].calls = [[QueueFullError("full")]]
     async with backend(a=Handle(lambda: [info(name) for name in names])) as b:
-        with pytest.raises(ModelUnavailableError):
+        with pytest.raises(QueueFullError):
             await run(b)
     assert sum(len(replicas[name].streams) for name in names) == MAX_TRIES
+
+
+@pytest.mark.parametrize("before", [[], [token(1)]], ids=["before the first token", "after it"])
+async def test_a_request_that_kills_its_replica_kills_no_third(replicas: Replicas, before: list[Step]) -> None:
+    names = "abcdefgh"
+    for name in names:
+        replicas[name].calls = [[*before, StreamLostError("gone")]]
+    async with backend(a=Handle(lambda: [info(name) for name in names])) as b:
+        with pytest.raises(RepeatedLossError):
+            await run(b)
+    assert sum(len(replicas[name].streams) for name in names) == 2
+
+
+async def test_an_answer_goes_on_only_with_the_weights_that_began_it(replicas: Replicas) -> None:
+    """In the middle of a rolling update: one replica of the old weights, one of the new."""
+    old, new = info("a"), replace(info("b"), fingerprint="fp_new")
+    replicas["a"].calls, replicas["b"].calls = [[token(1), StreamLostError("gone")]], []
+    running = [old, new]
+    async with backend(a=Handle(lambda: list(running))) as b:
+        await take_turn(b, replicas, "b")
+        with pytest.raises(ReplicaLostError):
+            async for _ in b.generate("a", (REQUEST,), True, RoutingHints()):
+                replicas["a"].usable = False
+                running.remove(old)
+    assert not replicas["b"].streams
+
+
+async def test_an_answer_goes_on_with_a_replica_of_its_weights_whatever_the_pool_says_first(
+    replicas: Replicas,
+) -> None:
+    new, old, other = replace(info("a"), fingerprint="fp_new"), info("b"), info("c")
+    replicas["b"].calls, replicas["c"].calls = [[token(1), StreamLostError("gone")]], [[token(2, last=True)]]
+    replicas["a"].usable = False
+    async with backend(a=Handle(lambda: [new, old, other])) as b:
+        replicas["c"].usable = False
+        seen: list[TokenDelta] = []
+        async for deltas in b.generate("a", (REQUEST,), True, RoutingHints()):
+            seen += deltas
+            replicas["a"].usable = replicas["c"].usable = True
+    assert [d.token_ids for d in seen] == [(1,), (2,)]
 
 
 async def test_no_replica_is_tried_twice(replicas: Replicas) -> None:

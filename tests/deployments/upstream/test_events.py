@@ -24,9 +24,11 @@ def parsed(chunks: Iterable[bytes], parser: EventParser | None = None) -> list[b
         (b"data:one\n\ndata: two\n\n", [b"one", b"two"]),
         (b"data:  one \n\n", [b" one "]),
         (b"data: one\ndata: two\n\n", [b"one\ntwo"]),
-        (b"data\n\ndata:\n\n", [b""]),
+        (b"data\n\ndata:\n\n", [b"", b""]),
         (b"\n\n: comment\n\nevent: x\nid: 3\nretry: 5\ndata: one\n\n", [b"one"]),
         (b"data: one\r\n\r\ndata: [DONE]\r\n\r\n", [b"one", DONE]),
+        (b"data: one\r\rdata: two\rdata: three\r\r", [b"one", b"two\nthree"]),
+        (b"\xef\xbb\xbfdata: one\n\n", [b"one"]),
         (b"data: one\n\ndata: two\n", [b"one"]),
         (b"data: one\n\ndata: two", [b"one"]),
     ],
@@ -35,7 +37,7 @@ def test_events(stream: bytes, events: list[bytes]) -> None:
     assert parsed([stream]) == events
 
 
-@given(st.lists(st.integers(1, 9), max_size=30), st.sampled_from([b"\n", b"\r\n"]))
+@given(st.lists(st.integers(1, 9), max_size=30), st.sampled_from([b"\n", b"\r\n", b"\r"]))
 def test_events_however_they_are_cut(sizes: list[int], newline: bytes) -> None:
     rest = b": hello\n\ndata: one\n\ndata: two\ndata: three\n\ndata: [DONE]\n\n".replace(b"\n", newline)
     chunks = []

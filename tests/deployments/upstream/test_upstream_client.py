@@ -26,6 +26,7 @@ from deployments.upstream.errors import (
     UpstreamFullError,
     UpstreamRefusedError,
     UpstreamSlowError,
+    UpstreamUnreadError,
 )
 from engine.errors import ContextLengthError
 from engine.types import FinishReason, TokenDelta
@@ -151,7 +152,6 @@ GARBAGE: dict[str, list[Item]] = {
     "a negative index": [said("x", -1), DONE],
     "text that is none": [event({"choices": [{"index": 0, "delta": {"content": 5}}]}), DONE],
     "text after the end": [said("x", 0, "stop"), said("y"), DONE],
-    "an end of no kind": [said("x", 0, "bored"), DONE],
     "an error event": [said("x"), ERROR],
     "an end before the end": [said("x"), DONE],
     "a connection that breaks": [said("x"), BREAK],
@@ -178,6 +178,62 @@ async def test_an_answer_that_ends_too_early(items: list[Item]) -> None:
             await answer(client)
         stand_in.items = GOOD
         assert text(await answer(client)) == "one two" and stand_in.connections == 1  # as HTTP, it was complete
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("eos_token", FinishReason.STOP),
+        ("stop_sequence", FinishReason.STOP),
+        ("STOP", FinishReason.STOP),
+        ("model_length", FinishReason.LENGTH),
+        ("MAX_TOKENS", FinishReason.LENGTH),
+    ],
+)
+async def test_other_servers_words_for_an_end(word: str, reason: FinishReason) -> None:
+    deltas = await run(StandIn([said("x", 0, word), DONE]))
+    assert text(deltas) == "x" and deltas[-1].finish_reason is reason
+
+
+@pytest.mark.parametrize("word", ["tool_calls", "function_call", "bored"])
+async def test_an_end_that_is_not_passed_on(word: str) -> None:
+    with pytest.raises(UpstreamUnreadError, match="tool call" if "call" in word else "bored"):
+        await run(StandIn([said("x", 0, word), DONE]))
+
+
+async def test_thinking_is_a_sign_of_life() -> None:
+    visible = asyncio.Event()
+    thought = event({"choices": [{"index": 0, "delta": {"reasoning_content": "hm"}, "finish_reason": None}]})
+    asyncio.get_running_loop().call_later(0.5, visible.set)
+    deltas = await run(StandIn([thought, visible, said("x", 0, "stop"), USAGE, DONE]), first_token_s=0.3)
+    assert text(deltas) == "x" and deltas[-1].num_completion_tokens == 5
+
+
+async def test_only_what_is_understood_and_meant_for_it_is_sent() -> None:
+    ours: dict[str, Any] = {
+        **FIELDS,
+        "max_tokens": 5,
+        "max_completion_tokens": None,
+        "seed": None,
+        "user": "u",
+        "store": True,
+        "metadata": {"a": "b"},
+        "safety_identifier": "s",
+        "priority": 3,
+        "verbosity": "medium",
+        "prompt_cache_key": "k",
+    }
+    await run(stand_in := StandIn(), UpstreamCall("/chat/completions", ours, ["r"], 1, 5))
+    [(_, _, body)] = stand_in.asked
+    assert body == {
+        "model": "ours",
+        "messages": FIELDS["messages"],
+        "top_k": 5,
+        "prompt_cache_key": "k",
+        "max_tokens": 5,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
 
 
 async def test_an_answer_that_is_no_stream() -> None:
