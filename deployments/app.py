@@ -20,6 +20,9 @@ from deployments.replica.deployment import ModelReplica
 from deployments.replica.pins import Pin, pins_of
 from deployments.routing.router import ModelRouter
 
+HEALTH_TIMEOUT_S = 10.0
+"""Seconds that a replica may take to answer Serve's health check. Serve ends one that fails three times in a row."""
+
 
 def build(config: ServeConfig) -> Application:
     """Gateway -> one ModelReplica deployment per pool, by the table that ModelRouter keeps. Where limits are counted by
@@ -57,6 +60,7 @@ def _light(cls: Any, num_replicas: int, **options: Any) -> Any:
         max_ongoing_requests=10_000,
         ray_actor_options={"num_cpus": 0.1},
         health_check_period_s=1,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
         graceful_shutdown_timeout_s=600,
         graceful_shutdown_wait_loop_s=0.2,
         **options,
@@ -82,6 +86,7 @@ def _pool(model: ModelConfig, pins: tuple[Pin, ...], budget: dict[str, Any] | No
             "runtime_env": {"env_vars": replica_env()},
         },
         health_check_period_s=model.health_check_period_s,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
         graceful_shutdown_timeout_s=model.graceful_shutdown_timeout_s,
         graceful_shutdown_wait_loop_s=0.2,
     ).bind(model, pins)

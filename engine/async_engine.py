@@ -87,6 +87,7 @@ class AsyncEngine:
         self._calls: dict[str, _Call] = {}  # by request id; step thread only
         self._dead: BaseException | None = None
         self._busy_since: float | None = None  # start of the step in progress
+        self._slowest_s = 0.0
         self._stats, self._stats_at = engine.stats(), clock()
         self._thread = threading.Thread(target=self._run, name="engine-step", daemon=True)
         self._thread.start()
@@ -161,6 +162,11 @@ class AsyncEngine:
         since = self._busy_since
         return self._clock() - since if since is not None else 0.0
 
+    @property
+    def slowest_step_s(self) -> float:
+        """How long the slowest step so far took."""
+        return self._slowest_s
+
     def check_health(self) -> None:
         """Raises EngineDeadError when the step thread has died."""
         if self._dead is not None or not self._thread.is_alive():
@@ -180,6 +186,7 @@ class AsyncEngine:
             while self._run_commands():
                 self._busy_since = self._clock()
                 deltas = self.engine.step()
+                self._slowest_s = max(self._slowest_s, self.stalled_s())
                 self._busy_since = None
                 self._refresh_stats()
                 self._deliver(deltas)

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 from helpers_gateway import FakeBackend
 
+from deployments.accounts.database import Database
 from deployments.config.gateway import USUAL_SCOPES, GatewayConfig, KeysConfig, LedgerConfig, StaticKey
 from deployments.gateway.app import create_app
 
@@ -21,7 +22,10 @@ WAIT_S = 60.0  # generous: a busy machine must not fail a test
 
 
 def keyed(directory: Path, **changes: Any) -> GatewayConfig:
-    """Gateways of the same directory share a database. ROOT_KEY may do everything."""
+    """Gateways of the same directory share a database, which is there. ROOT_KEY may do everything."""
+    database = Database(str(directory / "keys.db"))
+    database.migrate()
+    database.close()
     return GatewayConfig(
         api_keys=(StaticKey(key=ROOT_KEY, org="root", scopes=SCOPES),),
         keys=KeysConfig(database=str(directory / "keys.db"), poll_s=0.05),

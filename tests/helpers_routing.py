@@ -3,10 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 
 from engine.types import TokenDelta
+
+
+class Results:
+    """What a broadcast of a Serve handle gives. `answers`: of each replica; an exception is raised in its place."""
+
+    def __init__(self, answers: Callable[[], Awaitable[list[Any]]]) -> None:
+        self._answers = answers
+
+    async def _fetch_replica_results_async(self) -> list[Result]:
+        return [Result(answer) for answer in await self._answers()]
+
+
+class Result:
+    """One replica's. HANGS: it never comes."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    async def get_async(self) -> Any:
+        if self._answer is HANGS:
+            await asyncio.Event().wait()
+        if isinstance(self._answer, BaseException):
+            raise self._answer
+        return self._answer
+
+
+HANGS = object()
 
 
 class BegunStream:

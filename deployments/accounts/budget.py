@@ -14,10 +14,12 @@ from deployments.accounts.usage_entry import UsageEntry
 
 @dataclass(frozen=True, slots=True)
 class ExhaustedBudget:
-    """A budget that is used up. `limit` and `used` in tokens; `opens_in_s`: seconds until the next month begins."""
+    """A budget that has not enough left. `limit`, `used` and `held`, for requests that run, in tokens; `opens_in_s`:
+    seconds until the next month begins."""
 
     limit: int
     used: int
+    held: int
     opens_in_s: float
 
 
@@ -35,29 +37,49 @@ class _View:
 class Budgets:
     """What a gateway knows of all budgets: the database as of the ledger's last flush, and its own requests since.
 
-    A request is charged when it ends. A project can therefore go over its budget by what its running requests still
-    use, and, over several gateways, by what ended elsewhere within the ledger's flush interval. Once that shows,
-    nothing more is let in.
+    A request holds what it may use at most until it ends, and is charged what it used then. On one gateway a project
+    therefore never goes over its budget. With several, what their requests hold is not known to each other: a project
+    may go over by what the others have admitted at the same time, and what ended there within the ledger's flush
+    interval. Once that shows, nothing more is let in.
     """
 
     def __init__(self, directory: Directory, clock: Callable[[], float] = time.time) -> None:
         self._directory = directory
         self._clock = clock
+        self._held: dict[int, tuple[_Project, int]] = {}  # by request
+        self._holding: Counter[_Project] = Counter()
         self._charged: Counter[_Project] = Counter()  # written by the gateway's event loop only
         self._stored: Counter[_Project] = Counter()  # written by the ledger's thread only
         self._view = _View({}, Counter())
 
-    def check(self, org: str, project: str) -> ExhaustedBudget | None:
-        """None while the project may spend. It costs microseconds."""
+    def check(self, org: str, project: str, tokens: int = 1) -> ExhaustedBudget | None:
+        """None while the project may spend so many tokens more. It costs microseconds."""
         known = self._view.projects.get((org, project))
         if known is None:
             return None
         limit, spent = known
         used = spent + self._charged[org, project] - self._view.stored[org, project]
-        if used < limit:
+        held = self._holding[org, project]
+        if used + held + tokens <= limit:
             return None
         now = self._clock()
-        return ExhaustedBudget(limit, used, month_end(now) - now)
+        return ExhaustedBudget(limit, used, held, month_end(now) - now)
+
+    def hold(self, request: int, org: str, project: str, tokens: int) -> ExhaustedBudget | None:
+        """Keeps `tokens` of the project's budget for a request, by its number, until release(); or says why not."""
+        if (exhausted := self.check(org, project, tokens)) is not None:
+            return exhausted
+        self._held[request] = ((org, project), tokens)
+        self._holding[org, project] += tokens
+        return None
+
+    def release(self, request: int) -> None:
+        """The request has ended. Does nothing if it held nothing."""
+        if (held := self._held.pop(request, None)) is not None:
+            project, tokens = held
+            self._holding[project] -= tokens
+            if not self._holding[project]:
+                del self._holding[project]
 
     def charge(self, entry: UsageEntry) -> None:
         """An entry of this gateway counts from now on."""

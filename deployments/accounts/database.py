@@ -9,19 +9,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from deployments.accounts.records import DatabaseDownError
+from deployments.accounts.records import DatabaseDownError, DatabaseRefusedError
+from deployments.accounts.tables import STATE
 from deployments.config.environment import from_environment
 
 _BUSY_MS = 5000  # milliseconds that SQLite waits for another process's transaction
+_POOL_S = 5.0  # for which a thread waits for one of the pool's connections
+_POSTGRES = {  # https://www.postgresql.org/docs/current/libpq-connect.html
+    "connect_timeout": 5,
+    "keepalives_idle": 5,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,
+    "options": "-c statement_timeout=30000 -c lock_timeout=10000",
+}
+_MAKES = "`sluice keys create` makes one"
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _MIGRATION_LOCK = 0x736C7569  # of Postgres: any number that nobody else takes
 _ALEMBIC = threading.Lock()  # alembic's commands work on globals, and two databases may be opened at once
@@ -29,6 +41,11 @@ _ALEMBIC = threading.Lock()  # alembic's commands work on globals, and two datab
 
 class DatabaseUrlError(ValueError):
     """The setting does not name a database. The message has no password in it."""
+
+
+class NoDatabaseError(DatabaseDownError):
+    """There is no database at that place, or an empty one. Gateways make none: one that runs on another machine, or
+    with a wrong path, would refuse every key and know no budget."""
 
 
 class Database:
@@ -39,24 +56,32 @@ class Database:
         """`setting`: a path, an SQLAlchemy URL, or `env:NAME` for either. Nothing is opened yet. Raises
         DatabaseUrlError."""
         self.url = database_url(setting)
+        sqlite = self.url.get_backend_name() == "sqlite"
+        self._file = Path(self.url.database or "") if sqlite else None
         try:
-            self._engine = sa.create_engine(self.url, pool_pre_ping=self.url.get_backend_name() != "sqlite")
+            if self._file is not None:  # which never makes the file
+                place = self.url.set(database=f"file:{quote(str(self._file))}", query={"mode": "rw", "uri": "true"})
+                self._engine = sa.create_engine(place)
+            else:
+                self._engine = sa.create_engine(
+                    self.url, pool_pre_ping=True, pool_timeout=_POOL_S, connect_args=_connect_args(self.url)
+                )
         except (ModuleNotFoundError, NoSuchModuleError) as error:
             raise DatabaseUrlError(f"{self}: no driver for {self.url.drivername}: {error}") from None
-        self._file = None
-        if self.url.get_backend_name() == "sqlite":
-            self._file = Path(self.url.database or "")
+        if sqlite:
             sa.event.listen(self._engine, "connect", _set_pragmas)
             sa.event.listen(self._engine, "begin", _begin)
 
     def __str__(self) -> str:
         return self.url.render_as_string(hide_password=True)
 
-    def migrate(self) -> None:
-        """Creates the schema, or brings it up to date. Cheap when there is nothing to do, and safe when several
-        processes start at once: one works, the others wait. Raises DatabaseDownError, also when the schema is newer
-        than this release."""
-        with self._migration_lock(), self.write() as connection:
+    def migrate(self, create: bool = True) -> None:
+        """Brings the schema up to date, and makes it where there is none, unless `create` is false. Cheap when there is
+        nothing to do, and safe when several processes start at once: one works, the others wait. Raises
+        DatabaseDownError, also when the schema is newer than this release, and NoDatabaseError."""
+        with self._migration_lock(create), self.write() as connection:
+            if not create and not sa.inspect(connection).has_table(STATE.name):
+                raise NoDatabaseError(f"{self} has no tables: {_MAKES}")
             if self.url.get_backend_name() == "postgresql":
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
             config = Config(attributes={"connection": connection})
@@ -69,13 +94,14 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
-        """One transaction that changes nothing. Raises DatabaseDownError."""
+        """One transaction that changes nothing. Raises DatabaseDownError and DatabaseRefusedError."""
         with _failures(self), self._engine.connect() as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[sa.Connection]:
-        """One transaction, committed at the end. Raises DatabaseDownError, also when it could not be committed."""
+        """One transaction, committed at the end. Raises DatabaseDownError, also when it could not be committed, and
+        DatabaseRefusedError."""
         with _failures(self), self._engine.execution_options(writes=True).begin() as connection:
             yield connection
 
@@ -84,15 +110,18 @@ class Database:
         self._engine.dispose()
 
     @contextmanager
-    def _migration_lock(self) -> Iterator[None]:
+    def _migration_lock(self, create: bool) -> Iterator[None]:
         """For SQLite, a file lock: switching a new file to WAL fails at once, without waiting, when another process is
         doing the same."""
         if self._file is None:
             yield
             return
         try:
-            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.close(os.open(self._file, os.O_CREAT | os.O_RDWR, 0o600))  # digests and names: the owner's only
+            if create:
+                self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                os.close(os.open(self._file, os.O_CREAT | os.O_RDWR, 0o600))  # digests and names: the owner's only
+            elif not self._file.exists():
+                raise NoDatabaseError(f"there is no database {self._file}: {_MAKES}")
             lock = os.open(f"{self._file}.lock", os.O_CREAT | os.O_RDWR, 0o600)
         except OSError as error:
             raise DatabaseDownError(f"{self._file}: {error.strerror}") from None
@@ -128,10 +157,19 @@ def database_url(setting: str) -> URL:
     return URL.create("sqlite", database=str(path))
 
 
+def _connect_args(url: URL) -> dict[str, Any]:
+    """For Postgres: bounds for a server that hangs, or whose machine is gone. The URL's own settings come first."""
+    if url.get_backend_name() != "postgresql":
+        return {}
+    return {name: value for name, value in _POSTGRES.items() if name not in url.query}
+
+
 @contextmanager
 def _failures(database: Database) -> Iterator[None]:
     try:
         yield
+    except DataError as error:
+        raise DatabaseRefusedError(f"{database}: {' '.join(str(error.orig).split())[:200]}") from None
     except (DBAPIError, PoolTimeoutError) as error:
         # Not `from error`: SQLAlchemy's messages quote statements with their parameters.
         reason = getattr(error, "orig", None) or error

@@ -114,6 +114,7 @@ def ensure_project(c: sa.Connection, org: str, project: str, now: float) -> None
 
 def audited(c: sa.Connection, now: float, by: Actor, action: str, target: str, detail: Mapping[str, Any]) -> None:
     """Adds an entry to the audit log, in the transaction of the change."""
+    target = target[: AUDIT.c.target.type.length]  # type: ignore[attr-defined]  # names of pools may be longer
     entry = {"actor": by.name, "request_id": by.request_id, "action": action, "target": target, "detail": dict(detail)}
     c.execute(AUDIT.insert().values(at=now, **entry))
 

@@ -1,19 +1,15 @@
-"""Where ledger entries go while the database cannot be reached: files of JSON lines that only grow until they are
-replayed."""
+"""Where ledger entries go while the database cannot be reached: files that only grow until they are replayed."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
-import orjson
-
+from deployments.accounts.spill_lines import entries_in, lines_of, locked, write_all
 from deployments.accounts.usage_entry import UsageEntry
 
 log = logging.getLogger(__name__)
@@ -22,8 +18,8 @@ _BATCH = 500  # entries in one transaction
 
 
 class SpillFile:
-    """One gateway's file in a directory that gateways share; also adopts the files of gateways that are gone. A file is
-    locked by whoever may write to it or remove it, and the lock goes with its process. Safe on any thread."""
+    """One gateway's file, `usage-NAME.jsonl`, in a directory that gateways share; also adopts the files of gateways
+    that are gone. Safe on any thread."""
 
     def __init__(self, directory: Path, name: str) -> None:
         """`name` is no other living gateway's."""
@@ -33,30 +29,34 @@ class SpillFile:
         self._lock = threading.Lock()
 
     def append(self, entries: Sequence[UsageEntry]) -> None:
-        """On disk when this returns. Raises OSError."""
-        data = b"".join(orjson.dumps(asdict(entry), option=orjson.OPT_APPEND_NEWLINE) for entry in entries)
+        """On disk when this returns; none of it is when it raises OSError."""
         with self._lock:
             if self._file is None:
                 self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._file = _locked(self._path, os.O_CREAT)
+                self._file = locked(self._path, os.O_CREAT)
                 if self._file is None:
                     raise OSError(f"{self._path} belongs to another process")
-            view = memoryview(data)
-            while view:
-                view = view[os.write(self._file, view) :]
-            os.fsync(self._file)
+            end = os.fstat(self._file).st_size
+            try:
+                write_all(self._file, lines_of(entries), end)
+                os.fsync(self._file)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._file, end)  # half a line would swallow the next entry
+                raise
 
     def replay(self, add: Callable[[list[UsageEntry]], None]) -> None:
         """Hands everything in the directory to `add`, in batches, and removes the files that were taken in whole.
         Raises what `add` raises: the file stays, and its entries come again."""
         with self._lock:
-            for path in sorted(self._directory.glob("usage-*.jsonl")):
+            # What has ended first: of the same request, what was noted while it ran is then passed over.
+            for path in (*sorted(self._directory.glob("usage-*")), *sorted(self._directory.glob("running-*"))):
                 mine = path == self._path and self._file is not None
-                file = self._file if mine else _locked(path)
+                file = self._file if mine else locked(path)
                 if file is None:
                     continue  # its gateway lives, or another was quicker
                 try:
-                    entries = _read(path)
+                    entries = entries_in(path)
                     for start in range(0, len(entries), _BATCH):
                         add(entries[start : start + _BATCH])
                     path.unlink()
@@ -74,28 +74,3 @@ class SpillFile:
             if self._file is not None:
                 os.close(self._file)
                 self._file = None
-
-
-def _locked(path: Path, flags: int = 0) -> int | None:
-    """The file, opened to append and locked; None when it is gone or somebody else's."""
-    try:
-        file = os.open(path, os.O_RDWR | os.O_APPEND | flags, 0o600)
-    except FileNotFoundError:
-        return None
-    with contextlib.suppress(OSError):
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if path.exists() and os.path.samestat(os.fstat(file), path.stat()):  # not replayed and removed meanwhile
-            return file
-    os.close(file)
-    return None
-
-
-def _read(path: Path) -> list[UsageEntry]:
-    """A last line that was cut short by a crash is passed over: its request was never confirmed to be kept."""
-    entries = []
-    for line in path.read_bytes().splitlines():
-        try:
-            entries.append(UsageEntry(**orjson.loads(line)))
-        except (orjson.JSONDecodeError, TypeError):
-            log.error("%s: a line that is no ledger entry was passed over", path)
-    return entries

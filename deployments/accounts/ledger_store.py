@@ -44,6 +44,13 @@ class LedgerStore:
                 if not c.execute(SPENT.update().where(same).values(tokens=SPENT.c.tokens + tokens)).rowcount:
                     c.execute(SPENT.insert().values(org=org, project=project, month=month, tokens=tokens))
 
+    def prune(self, before: float) -> int:
+        """Forgets requests that ended before that time, seconds since 1970, and returns how many. What projects have
+        spent in a month stays."""
+        with self._database.write() as c:
+            old = sa.and_(USAGE.c.at < before, USAGE.c.day <= day_of(before))
+            return int(c.execute(USAGE.delete().where(old)).rowcount)
+
     def usage(
         self, by: Sequence[str], since: float | None = None, until: float | None = None, org: str | None = None
     ) -> list[dict[str, Any]]:

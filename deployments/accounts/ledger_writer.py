@@ -5,22 +5,25 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from deployments.accounts.budget import Budgets
 from deployments.accounts.ledger_spill import SpillFile
 from deployments.accounts.ledger_store import LedgerStore
-from deployments.accounts.records import DatabaseDownError
+from deployments.accounts.records import DatabaseDownError, DatabaseRefusedError
+from deployments.accounts.running_file import RunningFile
 from deployments.accounts.usage_entry import UsageEntry
 
 log = logging.getLogger(__name__)
 
 _BATCH = 500  # entries in one transaction
+_MAX_QUEUED = 100_000  # entries in memory, some 60 MB, while neither database nor disk takes any
 
 
 class LedgerWriter:
     """A thread that takes entries to the store every `flush_s`, or to the spill file when the store is down, and
-    what was spilled to the store later. A clean stop loses nothing; a kill loses the last `flush_s`."""
+    what was spilled to the store later. It also notes what the requests that run have used so far. A clean stop loses
+    nothing; a kill loses what requests used within the last `flush_s`."""
 
     def __init__(
         self,
@@ -29,17 +32,23 @@ class LedgerWriter:
         spill: SpillFile,
         budgets: Budgets,
         flush_s: float,
-        max_queued: int = 20_000,
+        running: Callable[[], Sequence[UsageEntry]] = tuple,
+        running_file: RunningFile | None = None,
+        max_queued: int = _MAX_QUEUED,
     ) -> None:
-        """`run` begins every uid of this process's entries, and no other's. `max_queued` entries wait in memory."""
+        """`run` begins every uid of this process's entries, and no other's. `running` gives what requests would be
+        charged if they ended now, on the writer's thread."""
         self._run = run
         self._store, self._spill, self._budgets = store, spill, budgets
+        self._running, self._running_file = running, running_file
         self._flush_s = flush_s
         self._max_queued = max_queued
         self._queue: deque[UsageEntry] = deque()
+        self._num_lost = 0
         self._wake = threading.Event()
         self._stopped = False
         self._up: bool | None = None
+        self._noting = True  # the running file could be written
         self._thread = threading.Thread(target=self._loop, name="ledger", daemon=True)
 
     def start(self) -> None:
@@ -47,11 +56,12 @@ class LedgerWriter:
         self._thread.start()
 
     def add(self, entry: UsageEntry) -> None:
-        """Returns at once, but for one case: when the thread has not kept up for a very long time, the caller itself
-        writes to the spill file, since that loses nothing."""
+        """Returns at once and never fails. Only when neither the database nor the disk has taken anything for very
+        long, so that too many entries wait, is an entry lost, and the log says so; the project's budget is charged all
+        the same."""
         self._budgets.charge(entry)
         if len(self._queue) >= self._max_queued:
-            self._spill.append([entry])
+            self._num_lost += 1
             return
         self._queue.append(entry)
         if len(self._queue) == _BATCH:
@@ -64,6 +74,8 @@ class LedgerWriter:
         self._thread.join()
         self.flush()
         self._spill.close()
+        if self._running_file is not None:
+            self._running_file.close()
 
     def flush(self) -> None:
         """Everything queued so far goes where it can go; then what was spilled earlier, and the budgets are read."""
@@ -81,18 +93,43 @@ class LedgerWriter:
             if self._up is not False:
                 log.error("the ledger writes to a file while it can't reach its database: %s", error)
             self._up = False
+        self._note_running()
+        if self._num_lost:
+            lost, self._num_lost = self._num_lost, 0
+            log.error("%d ledger entries are lost: neither the database nor the disk takes any", lost)
 
     def _loop(self) -> None:
         while not self._stopped:
             self._wake.wait(self._flush_s)
             self._wake.clear()
-            self.flush()
+            try:
+                self.flush()
+            except Exception:  # whatever it is: without this thread nothing would be kept any more
+                log.exception("the ledger could not be written, and tries again")
 
     def _put(self, entries: Sequence[UsageEntry]) -> None:
-        self._store.add(entries)
+        try:
+            self._store.add(entries)
+        except DatabaseRefusedError as error:
+            if len(entries) > 1:  # one at a time, so that only the one at fault is left out
+                for entry in entries:
+                    self._put([entry])
+                return
+            log.error("the database refuses a ledger entry, which is lost: %s: %s", error, entries[0])
         for entry in entries:
             if entry.uid.startswith(self._run):
                 self._budgets.stored(entry)
+
+    def _note_running(self) -> None:
+        if self._running_file is None:
+            return
+        try:
+            self._running_file.write(self._running())
+            self._noting = True
+        except OSError as error:
+            if self._noting:
+                log.error("a kill would now lose what the running requests have used: %s", error)
+            self._noting = False
 
     def _to_spill(self, entries: list[UsageEntry]) -> None:
         try:

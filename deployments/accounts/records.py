@@ -32,6 +32,10 @@ class DatabaseDownError(Exception):
     """The database can't be reached, or did not answer in time."""
 
 
+class DatabaseRefusedError(Exception):
+    """The database does not take what is to be written, however often it is tried."""
+
+
 @dataclass(frozen=True, slots=True)
 class Actor:
     """Who makes a change: a key's id, or `cli:` and a user's name. `request_id` when it came by HTTP."""

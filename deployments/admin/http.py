@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 from pydantic import BaseModel
@@ -19,6 +18,9 @@ from deployments.api.errors import INVALID, ApiError, clip, invalid
 from deployments.api.middleware import trace_of
 from deployments.api.request_types import parse
 from deployments.api.services import Services
+
+if TYPE_CHECKING:
+    from deployments.accounts.accounts import Accounts
 
 Handler = Callable[[Request], Awaitable[Response]]
 B = TypeVar("B", bound=BaseModel)
@@ -56,10 +58,10 @@ async def change(services: Services, request: Request, kind: type[B]) -> tuple[A
     return by, parse(kind, fields, "reject")
 
 
-async def in_thread(work: Callable[..., R], *args: Any) -> R:
+async def in_thread(accounts: Accounts, work: Callable[..., R], *args: Any) -> R:
     """A call of a store. Raises ApiError, and DatabaseDownError."""
     try:
-        return await asyncio.to_thread(work, *args)
+        return await accounts.threads.call(work, *args)
     except NotFoundError as error:
         raise ApiError(404, f"{clip(str(error), 200)}.", INVALID, error.param) from None
     except RevokedError as error:

@@ -75,7 +75,7 @@ class _Pools:
         target = body.pool if body.replica is None else f"{body.pool}/{body.replica}"
         log.info("%s %s, by %s, request %s", action, target, by.name, by.request_id)
         if (accounts := self._services.accounts) is not None:
-            await in_thread(accounts.directory.note, by, action, target, {"timeout_s": body.timeout_s})
+            await in_thread(accounts, accounts.directory.note, by, action, target, {"timeout_s": body.timeout_s})
 
 
 def _unknown(param: str, given: str, known: Sequence[str]) -> ApiError:

@@ -92,7 +92,7 @@ class _Admin:
     async def keys(self, request: Request) -> Response:
         await enter(self._services, request)
         query = _query(KeysQuery, request)
-        found = await in_thread(self._accounts.keys.list, query.org, query.after, query.limit + 1)
+        found = await in_thread(self._accounts, self._accounts.keys.list, query.org, query.after, query.limit + 1)
         return page([key.public(time.time()) for key in found], query.limit)
 
     async def create_key(self, request: Request) -> Response:
@@ -101,12 +101,12 @@ class _Admin:
         scopes = USUAL_SCOPES if body.scopes is None else frozenset[str](body.scopes)
         models = None if body.models is None else frozenset(body.models)
         new = NewKey(body.org, body.project, body.tier, body.name, scopes, models, body.expires_at)
-        key, secret = await in_thread(self._accounts.keys.create, new, by)
+        key, secret = await in_thread(self._accounts, self._accounts.keys.create, new, by)
         return answer(key.public(time.time()) | {"secret": secret})
 
     async def key(self, request: Request) -> Response:
         await enter(self._services, request)
-        key = await in_thread(self._accounts.keys.get, request.path_params["key_id"])
+        key = await in_thread(self._accounts, self._accounts.keys.get, request.path_params["key_id"])
         return answer(key.public(time.time()))
 
     async def update_key(self, request: Request) -> Response:
@@ -116,45 +116,49 @@ class _Admin:
         changes: dict[str, Any] = {name: getattr(body, name) for name in body.model_fields_set}
         changes = {k: v for k, v in changes.items() if v is not None or k in ("models", "expires_at")}
         changes = {k: frozenset(v) if isinstance(v, list) else v for k, v in changes.items()}
-        key = await in_thread(self._accounts.keys.update, request.path_params["key_id"], changes, by)
+        key = await in_thread(self._accounts, self._accounts.keys.update, request.path_params["key_id"], changes, by)
         return answer(key.public(time.time()))
 
     async def revoke_key(self, request: Request) -> Response:
         by = await enter(self._services, request)
-        key = await in_thread(self._accounts.keys.revoke, request.path_params["key_id"], by)
+        key = await in_thread(self._accounts, self._accounts.keys.revoke, request.path_params["key_id"], by)
         return answer(key.public(time.time()))
 
     async def rotate_key(self, request: Request) -> Response:
         by, body = await change(self._services, request, RotateBody)
-        key, secret = await in_thread(self._accounts.keys.rotate, request.path_params["key_id"], body.grace_s, by)
+        key, secret = await in_thread(
+            self._accounts, self._accounts.keys.rotate, request.path_params["key_id"], body.grace_s, by
+        )
         return answer(key.public(time.time()) | {"secret": secret})
 
     async def orgs(self, request: Request) -> Response:
         await enter(self._services, request)
         query = _query(OrgsQuery, request)
-        found = await in_thread(self._accounts.directory.orgs, query.after, query.limit + 1)
+        found = await in_thread(self._accounts, self._accounts.directory.orgs, query.after, query.limit + 1)
         return page([org.public() for org in found], query.limit)
 
     async def create_org(self, request: Request) -> Response:
         by, body = await change(self._services, request, OrgBody)
-        return answer((await in_thread(self._accounts.directory.create_org, body.org, by)).public())
+        return answer((await in_thread(self._accounts, self._accounts.directory.create_org, body.org, by)).public())
 
     async def projects(self, request: Request) -> Response:
         await enter(self._services, request)
         query = _query(ProjectsQuery, request)
-        found = await in_thread(self._accounts.directory.projects, query.org)
+        found = await in_thread(self._accounts, self._accounts.directory.projects, query.org)
         return page([project.public() for project in found])
 
     async def set_project(self, request: Request) -> Response:
         by, body = await change(self._services, request, ProjectBody)
         set_project = self._accounts.directory.set_project
-        project = await in_thread(set_project, body.org, body.project, body.monthly_tokens, body.hard_stop, by)
+        project = await in_thread(
+            self._accounts, set_project, body.org, body.project, body.monthly_tokens, body.hard_stop, by
+        )
         return answer(project.public())
 
     async def audit(self, request: Request) -> Response:
         await enter(self._services, request)
         query = _query(AuditQuery, request)
-        found = await in_thread(self._accounts.directory.audit, query.after, query.limit + 1)
+        found = await in_thread(self._accounts, self._accounts.directory.audit, query.after, query.limit + 1)
         return page([entry.public() for entry in found], query.limit)
 
     async def usage(self, request: Request) -> Response:
@@ -166,7 +170,9 @@ class _Admin:
             message = f"Invalid value: '{clip(unknown[0])}'. Supported values are: {names}."
             raise invalid(message, "group_by", "invalid_value")
         since, until = _time("from", query.since), _time("to", query.until)
-        rows = await in_thread(self._accounts.usage.usage, tuple(dict.fromkeys(groups)), since, until, query.org)
+        rows = await in_thread(
+            self._accounts, self._accounts.usage.usage, tuple(dict.fromkeys(groups)), since, until, query.org
+        )
         return page(rows)
 
     def _check_tier(self, tier: str) -> None:

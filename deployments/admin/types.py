@@ -147,12 +147,12 @@ class DrainBody(_Body):
 @_exact
 class ReplicaAnswer(TypedDict):
     """`status`: `active` takes requests, `draining` takes none until it is put back, `drained` too and has none left,
-    `leaving` takes none any more. `streams`: requests that it serves or lets wait. `running` and `waiting` count
-    sequences, of which a request may have many."""
+    `leaving` takes none any more, `silent` does not answer. `streams`: requests that it serves or lets wait. `running`
+    and `waiting` count sequences, of which a request may have many."""
 
     id: str
     object: Literal["replica"]
-    status: Literal["active", "draining", "drained", "leaving"]
+    status: Literal["active", "draining", "drained", "leaving", "silent"]
     streams: int
     running: int
     waiting: int

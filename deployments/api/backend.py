@@ -21,7 +21,7 @@ class Backend(Protocol):
         self, model_id: str, requests: tuple[GenerateRequest, ...], streamed: bool, hints: RoutingHints
     ) -> AsyncGenerator[list[TokenDelta], None]:
         """The deltas of all the requests and their choices, interleaved, each choice ending with exactly one delta
-        that has a finish_reason; as they come if `streamed`, else most in the end. Closing or cancelling the iterator
+        that has a finish_reason; as they come if `streamed`, else twice a second. Closing or cancelling the iterator
         aborts whatever still runs. Raises, here or from the iterator, before the first delta: InvalidRequestError and
         its kin, QueueFullError and RoutingError; and ReplicaLostError at any time."""
 

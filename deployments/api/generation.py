@@ -58,9 +58,12 @@ class GenerationEndpoint:
     async def _run(self, prepared: PreparedRequest, trace: RequestTrace, send: Send) -> None:
         progress = GenerationProgress(prepared)
         trace.stream, trace.prompt_tokens = prepared.stream, progress.prompt_tokens
+        trace.usage = lambda: (progress.cached_tokens, progress.completion_tokens)
         settle = await self._services.limiter.reserve(prepared, trace)
         failure: BaseException | None = None
         try:
+            if self._services.accounts is not None:
+                self._services.accounts.began(trace, prepared.most_tokens)
             generated = self._services.backend.generate(
                 prepared.model.id, prepared.requests, prepared.stream, prepared.hints
             )
@@ -74,7 +77,6 @@ class GenerationEndpoint:
             raise
         finally:
             settle(cost(progress, failure, prepared.stream))
-            trace.cached_tokens, trace.completion_tokens = progress.cached_tokens, progress.completion_tokens
             trace.finish_reasons, trace.timings = progress.finish_reasons, progress.timings
 
     async def _complete(

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from itertools import count
 from types import MappingProxyType
 
 from starlette.datastructures import MutableHeaders
@@ -42,6 +43,7 @@ class RequestMiddleware:
         self._app = app
         self._direct = direct
         self._on_finished = on_finished
+        self._numbers = count()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI. Raises only after an answer has begun, so that the server cuts the connection."""
@@ -50,7 +52,7 @@ class RequestMiddleware:
             return
         now = time.perf_counter()
         identity = request_id(scope["headers"]).decode("ascii")  # never a key below the gateway: clients may share one
-        trace = RequestTrace(identity, scope["method"], scope["path"], now, now)
+        trace = RequestTrace(next(self._numbers), identity, scope["method"], scope["path"], now, now)
         scope["state"] = {**scope.get("state", {}), "trace": trace}
         body = _RequestBody(scope, receive)
         response = _Response(trace, send)

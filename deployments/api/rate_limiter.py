@@ -62,8 +62,7 @@ class RateLimiter:
 
     async def reserve(self, prepared: PreparedRequest, trace: RequestTrace) -> Settle:
         """Takes all that the request may need. Raises ApiError 429, and LimitStoreDownError when nobody can tell."""
-        tokens = sum(len(r.prompt) + r.sampling.max_tokens * r.sampling.n for r in prepared.requests)
-        amount = Amount(1, tokens, sum(r.sampling.n for r in prepared.requests))
+        amount = Amount(1, prepared.most_tokens, sum(r.sampling.n for r in prepared.requests))
         try:
             return await self._reserve(prepared, amount, trace)
         finally:

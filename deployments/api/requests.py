@@ -69,6 +69,11 @@ class PreparedRequest:
     hints: RoutingHints = field(default_factory=RoutingHints)
 
     @property
+    def most_tokens(self) -> int:
+        """Of all prompts and their longest answers."""
+        return sum(len(r.prompt) + r.sampling.max_tokens * r.sampling.n for r in self.requests)
+
+    @property
     def n(self) -> int:
         """Choices of each of `requests`."""
         return self.requests[0].sampling.n

@@ -75,7 +75,8 @@ class ChannelClient:
     ) -> ReplicaStream:
         """Sends the requests to the replica and returns the stream of their deltas.
 
-        `streamed`: the replica sends deltas as they come; otherwise it sends the first one, and all others at the end.
+        `streamed`: the replica sends deltas as they come; otherwise it sends the first one at once, and others twice a
+        second.
         `new_tokens`: how many prompt tokens are not believed to be in the replica's prefix cache; None means all.
         Raises StreamLostError when there is no connection.
         """

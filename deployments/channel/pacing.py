@@ -4,6 +4,9 @@ A message costs much the same on its way to a client whether it carries one toke
 share a number of messages a second: while few are open every step's tokens go out at once; with many, a stream's
 tokens wait for the step nearest to its turn, all streams' at the same time. A choice's first token and its end never
 wait.
+
+Answers that are wanted whole are told of too, only less often: what a client is charged when it leaves is what its
+gateway knows by then.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from engine.types import GenerateRequest, TokenDelta
 # 24 streams that step every 31 ms get each token at once; what more messages cost, load_tests.graph_cost measures.
 MESSAGES_PER_S = 768.0  # of all streams together, but:
 MAX_WAIT_S = 0.125  # no stream's turn comes later than this after its last one: text still seems to flow
+WHOLE_WAIT_S = 0.5  # the same for answers that are wanted whole
 
 
 class Pacer:
@@ -31,6 +35,8 @@ class Pacer:
         self._stalled: asyncio.TimerHandle | None = None  # ends the wait when the step waited for does not come
         self._stepped_s = 0.0  # loop time of the last step
         self._turn_s = 0.0  # loop time from when on held tokens may go
+        self._held_whole: dict[PacedStream, None] = {}  # the same of answers that are wanted whole
+        self._whole_turn_s = 0.0  # loop time from when on those may go
 
     def open(
         self, requests: Sequence[GenerateRequest], on_ready: Callable[[PacedStream], None], whole: bool = False
@@ -44,6 +50,7 @@ class Pacer:
         """Forgets a stream: its `on_ready` is not called any more."""
         self._open.pop(stream.call, None)
         self._held.pop(stream, None)
+        self._held_whole.pop(stream, None)
 
     def on_step(self, arrived: Sequence[tuple[int, list[TokenDelta]]]) -> None:
         """See DeltaSink."""
@@ -56,8 +63,14 @@ class Pacer:
                 continue
             if stream.put(deltas):
                 stream.wake()  # before all that could have waited
-            elif not stream.whole:
+            elif stream.whole:
+                if not self._held_whole:
+                    self._whole_turn_s = now + WHOLE_WAIT_S
+                self._held_whole[stream] = None
+            else:
                 self._held[stream] = None
+        if self._held_whole and now >= self._whole_turn_s:
+            self._release_whole()
         if due:
             self._release()
         elif self._held and self._stalled is None:
@@ -67,6 +80,11 @@ class Pacer:
         """See DeltaSink."""
         if (stream := self._open.get(call)) is not None:
             stream.fail(error)
+
+    def _release_whole(self) -> None:
+        held, self._held_whole = self._held_whole, {}
+        for stream in held:
+            stream.wake()
 
     def _release(self) -> None:
         if self._stalled is not None:
@@ -82,8 +100,8 @@ class Pacer:
 class PacedStream:
     """One call's deltas, kept until they are taken.
 
-    `on_ready` is called when deltas should be taken: for the call's first deltas at once; then, if `whole`, when every
-    choice has ended, and otherwise whenever it is the stream's turn.
+    `on_ready` is called when deltas should be taken: for the call's first deltas at once; then whenever it is the
+    stream's turn, which comes seldom if it is `whole`; and at once when a choice has ended, or, if `whole`, every one.
     """
 
     def __init__(

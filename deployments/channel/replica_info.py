@@ -43,6 +43,7 @@ class ReplicaStatus(StrEnum):
     ACTIVE = "active"
     DRAINED = "drained"  # an operator has taken it out of rotation; the admin API says "draining" while it has streams
     LEAVING = "leaving"  # Serve is stopping it
+    SILENT = "silent"  # it does not answer; only gateways say this, of a replica that they know
 
 
 class UnavailableReason(StrEnum):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from ipaddress import ip_address
 from itertools import count
 
 from deployments.channel.errors import DrainingError, to_words
@@ -17,11 +19,13 @@ from deployments.channel.pacing import PacedStream, Pacer
 from deployments.channel.prefix_news import PrefixNews
 from deployments.channel.proven import ListeningLink
 from deployments.channel.replica_info import Load, ReplicaStatus
+from deployments.observe.log import log
 from engine.async_engine import AsyncEngine
 from engine.errors import EngineDeadError, EngineError, QueueFullError
 from engine.types import GenerateRequest
 
 _LOAD_EVERY_S = 0.05  # seconds between two looks at the load: what policies compare is at most this old
+_ALL = ("0.0.0.0", "::")
 _PREFIXES_EVERY = 10  # every how many of these looks the prefix cache is compared too, which takes longer
 
 
@@ -51,12 +55,30 @@ class ChannelServer:
         self.status = ReplicaStatus.ACTIVE
         self._eviction: asyncio.TimerHandle | None = None
 
-    async def start(self, host: str) -> int:
-        """Starts to listen on a free port of `host`. Returns the port."""
-        self._server = await asyncio.get_running_loop().create_server(partial(ServerLink, self), host, 0)
+    async def start(self, host: str, ports: tuple[int, int] | None = None) -> int:
+        """Starts to listen on a free port of `host`, of the range `ports` (first and last) if there is one. Returns it.
+
+        Where `host` is not an address of this machine (behind NAT, or in a container whose node has another one), it
+        listens on all addresses. Raises OSError when all `ports` are taken.
+        """
+        self._server = await self._listen(host, ports)
         self._publishing = asyncio.create_task(self._publish())
         port: int = self._server.sockets[0].getsockname()[1]
         return port
+
+    async def _listen(self, host: str, ports: tuple[int, int] | None) -> asyncio.Server:
+        loop = asyncio.get_running_loop()
+        first, last = ports or (0, 0)
+        for port in range(first, last + 1):
+            try:
+                return await loop.create_server(partial(ServerLink, self), host, port)
+            except OSError as error:
+                if error.errno == errno.EADDRNOTAVAIL and host not in _ALL:
+                    log.info("%s is no address of this machine: the channel listens on all addresses", host)
+                    return await self._listen(_ALL[ip_address(host).version == 6], ports)
+                if error.errno != errno.EADDRINUSE:
+                    raise
+        raise OSError(errno.EADDRINUSE, f"all of the channel_ports {first} to {last} are taken")
 
     async def drain(self, within_s: float) -> None:
         """Takes no new streams any more, and tells gateways so.

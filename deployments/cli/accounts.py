@@ -37,8 +37,8 @@ def add_database(p: argparse.ArgumentParser) -> None:
     )
 
 
-def run_with(args: argparse.Namespace, work: Callable[[Command], None]) -> int:
-    """`work` with the database that `args` name, its schema up to date."""
+def run_with(args: argparse.Namespace, work: Callable[[Command], None], create: bool = False) -> int:
+    """`work` with the database that `args` name, its schema up to date. `create`: made if there is none."""
     from deployments.accounts.database import Database, DatabaseUrlError
     from deployments.accounts.records import AccountError, DatabaseDownError
 
@@ -46,7 +46,7 @@ def run_with(args: argparse.Namespace, work: Callable[[Command], None]) -> int:
         setting, tiers = _place(args)
         database = Database(setting)
         try:
-            database.migrate()
+            database.migrate(create)
             work(Command(args, database, tiers))
         finally:
             database.close()

@@ -17,7 +17,9 @@ def add(commands: Any) -> None:
     """Declares `sluice keys`."""
     p = commands.add_parser("keys", help="create, list, revoke and rotate API keys")
     actions = p.add_subparsers(dest="action", metavar="ACTION", required=True)
-    create = _action(actions, "create", _create, "make a key and show it, this once")
+    create = _action(
+        actions, "create", _create, "make a key and show it, this once; the first makes the database", True
+    )
     create.add_argument("--org", required=True, help="the organisation it belongs to; made if there is none")
     create.add_argument("--project", default="default", help="default: %(default)s")
     create.add_argument("--tier", default="default", help="a tier of the config (default: %(default)s)")
@@ -38,11 +40,11 @@ def add(commands: Any) -> None:
     )
 
 
-def _action(actions: Any, name: str, work: Any, text: str) -> argparse.ArgumentParser:
+def _action(actions: Any, name: str, work: Any, text: str, create: bool = False) -> argparse.ArgumentParser:
     p: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text)
     add_database(p)
     p.add_argument("--json", action="store_true", help="print JSON")
-    p.set_defaults(run=lambda args: run_with(args, work))
+    p.set_defaults(run=lambda args: run_with(args, work, create))
     return p
 
 

@@ -177,15 +177,22 @@ def _keyed(file: ServeFile) -> bool:
 
 
 def _need_database(file: ServeFile) -> None:
-    """Raises ConfigFileError when the key database is not one that can be opened."""
-    from deployments.accounts.database import Database, DatabaseUrlError
+    """Raises ConfigFileError when the key database is not one that can be opened, or not there."""
+    from deployments.accounts.database import Database, DatabaseUrlError, NoDatabaseError
+    from deployments.accounts.records import DatabaseDownError
     from deployments.config.serve_file import ConfigFileError
 
     if setting := file.config.gateway.keys.database:
         try:
-            Database(setting)
-        except DatabaseUrlError as error:
+            database = Database(setting)
+            try:
+                database.migrate(create=False)
+            finally:
+                database.close()
+        except (DatabaseUrlError, NoDatabaseError) as error:
             raise ConfigFileError([f"gateway.keys.database: {error}"]) from None
+        except DatabaseDownError as error:  # it may come back: gateways wait for it
+            _say(str(error))
 
 
 def _need_port(host: str, port: int) -> None:

@@ -21,6 +21,11 @@ def add(commands: Any) -> None:
     )
     p.add_argument("--since", metavar="WHEN", help="that long ago, like 7d, or a date, like 2030-12-31 (default: all)")
     p.add_argument("--org", help="only this organisation's")
+    p.add_argument(
+        "--prune",
+        metavar="WHEN",
+        help="forget the requests before that, for good; what projects have spent of their budgets stays",
+    )
     p.add_argument("--json", action="store_true", help="print JSON")
     add_database(p)
     p.set_defaults(run=lambda args: run_with(args, _usage))
@@ -32,7 +37,12 @@ def _usage(command: Command) -> None:
     by = tuple(dict.fromkeys(name.strip() for name in command.args.by.split(",") if name.strip()))
     if unknown := [name for name in by if name not in GROUPS]:
         raise CommandError(f"--by: unknown {unknown[0]!r}; known: {', '.join(GROUPS)}")
-    rows = LedgerStore(command.database).usage(by, since=_since(command.args.since), org=command.args.org)
+    store = LedgerStore(command.database)
+    if (before := _moment(command.args.prune, "--prune")) is not None:
+        num = store.prune(before)
+        print(json.dumps({"pruned": num}) if command.args.json else f"{num} requests are forgotten")
+        return
+    rows = store.usage(by, since=_moment(command.args.since, "--since"), org=command.args.org)
     if command.args.json:
         print(json.dumps(rows, indent=2))
         return
@@ -40,7 +50,7 @@ def _usage(command: Command) -> None:
     print_table([[name.upper() for name in names], *([row[name] for name in names] for row in rows)], right=len(by))
 
 
-def _since(text: str | None) -> float | None:
+def _moment(text: str | None, option: str) -> float | None:
     from deployments.accounts.periods import duration_s, moment
 
     if text is None:
@@ -52,4 +62,4 @@ def _since(text: str | None) -> float | None:
     try:
         return moment(text)
     except ValueError:
-        raise CommandError(f"--since: {text!r} is neither a duration like 7d nor a date like 2030-12-31") from None
+        raise CommandError(f"{option}: {text!r} is neither a duration like 7d nor a date like 2030-12-31") from None

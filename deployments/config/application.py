@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -15,6 +15,8 @@ from deployments.config.tiers import DEFAULT_TIER
 from deployments.config.upstream import UpstreamConfig
 from engine.config import EngineConfig
 from engine.registry import Registry
+
+Port = Annotated[int, Field(ge=1, le=65535)]
 
 # As deployments.routing.policies has them.
 ROUTING_POLICIES: Registry[Any] = Registry(
@@ -60,6 +62,9 @@ class ModelConfig(StrictModel):
     """Changes the number of replicas within bounds. By default the number is fixed."""
     cold_start_timeout_s: float = Field(300.0, ge=0)
     """Seconds that a request waits for the first replica of a pool that has none (`autoscaling.min_replicas: 0`)."""
+    channel_ports: tuple[Port, Port] | None = None
+    """The first and the last port of which each replica takes a free one for the gateways' connections, for firewalls.
+    A node needs as many as it has replicas of all pools with this range. By default any free port."""
     pinned_prompts: tuple[PinnedPrompt, ...] = ()
     """Prompts that stay in the prefix cache of every replica from its start. They may take half of its blocks."""
     generation_config: Literal["auto", "none"] = "auto"
@@ -75,6 +80,13 @@ class ModelConfig(StrictModel):
         if name not in ROUTING_POLICIES.names():
             raise ValueError(f"unknown routing policy {name!r}; known: {', '.join(ROUTING_POLICIES.names())}")
         return name
+
+    @field_validator("channel_ports")
+    @classmethod
+    def _check_ports(cls, ports: tuple[int, int] | None) -> tuple[int, int] | None:
+        if ports is not None and ports[0] > ports[1]:
+            raise ValueError(f"the first port must not be above the last, got {ports[0]} and {ports[1]}")
+        return ports
 
     @model_validator(mode="after")
     def _check_pins(self) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.types import Timings
@@ -11,12 +12,13 @@ CLIENT_GONE = 499  # the status in logs and metrics of an answer nobody waited f
 
 @dataclass(frozen=True, slots=True)
 class RequestLog:
-    """What became of one HTTP request. Times in seconds. `model` is None unless it is one that is served, so that
-    it is safe as a metric label. `status` is what was sent, 499 when the client left early; a stream that broke
-    after its 200 has `error`. `tenant` is the id of the key, of `project` of `org`. `ttft_s` counts from the request's
-    arrival to the first delta, and `parts_s` splits that time; `queue_s`, `prefill_s` and `decode_s` are the engine's
-    own, of the slowest choice."""
+    """What became of one HTTP request. `number` is no other request's of this process. Times in seconds. `model` is
+    None unless it is one that is served, so that it is safe as a metric label. `status` is what was sent, 499 when the
+    client left early; a stream that broke after its 200 has `error`. `tenant` is the id of the key, of `project` of
+    `org`. `ttft_s` counts from the request's arrival to the first delta, and `parts_s` splits that time; `queue_s`,
+    `prefill_s` and `decode_s` are the engine's own, of the slowest choice."""
 
+    number: int
     request_id: str
     method: str
     path: str
@@ -43,6 +45,7 @@ class RequestLog:
 class RequestTrace:
     """The record of a request in progress. RequestMiddleware makes it and logs it; the endpoint fills it in."""
 
+    number: int
     request_id: str
     method: str
     path: str
@@ -55,8 +58,7 @@ class RequestTrace:
     model: str | None = None
     stream: bool = False
     prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
+    usage: Callable[[], tuple[int, int]] = lambda: (0, 0)  # cached tokens and completion tokens so far
     finish_reasons: tuple[str, ...] = ()
     error: str | None = None
     timings: Timings | None = None
@@ -76,9 +78,11 @@ class RequestTrace:
         return self.parts_s | {"queue": self.timings.queue_s, "prefill": self.timings.prefill_s}
 
     def record(self, now_s: float) -> RequestLog:
-        """What the log keeps of the request, which ends at `now_s`."""
+        """What the log keeps of the request, which ends at `now_s`. Of one that still runs: as far as it has come."""
         timings = self.timings
+        cached_tokens, completion_tokens = self.usage()
         return RequestLog(
+            number=self.number,
             request_id=self.request_id,
             method=self.method,
             path=self.path,
@@ -89,8 +93,8 @@ class RequestTrace:
             model=self.model,
             stream=self.stream,
             prompt_tokens=self.prompt_tokens,
-            cached_tokens=self.cached_tokens,
-            completion_tokens=self.completion_tokens,
+            cached_tokens=cached_tokens,
+            completion_tokens=completion_tokens,
             finish_reasons=self.finish_reasons,
             error=self.error,
             queue_s=None if timings is None else timings.queue_s,

@@ -8,6 +8,7 @@ Ray is pinned to the minor version that the test has seen.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Mapping
@@ -69,6 +70,22 @@ def http_host() -> str | None:
 
     client = _get_global_client(raise_if_no_controller_running=False) if ray.is_initialized() else None
     return None if client is None else str(client.http_config.host)
+
+
+async def ask_all(handle: Any, method: str, *args: Any, within_s: float) -> list[Any]:
+    """What each replica of a deployment answers; in the place of an answer an exception, TimeoutError where none came
+    in time. Raises what a broadcast raises: DeploymentUnavailableError where there is no replica.
+
+    A broadcast's own results_async() gives no answer of any when one replica hangs.
+    """
+
+    async def answer(result: Any) -> Any:
+        async with asyncio.timeout(within_s):
+            return await result.get_async()
+
+    async with asyncio.timeout(within_s):
+        results = await handle.broadcast(method, *args)._fetch_replica_results_async()
+    return await asyncio.gather(*map(answer, results), return_exceptions=True)
 
 
 def delete(app_name: str) -> None:

@@ -22,7 +22,9 @@ from engine.async_engine import AsyncEngine
 from engine.engine import Engine
 
 _MARGIN_S = 2.0  # kept of graceful_shutdown_timeout_s before the drain, and as much after it to close all connections
-_STALL_S = 120.0  # a step that takes longer counts as hung
+# A step that takes longer than both counts as hung: those of large models on a CPU take seconds.
+_STALL_S = 30.0
+_STALL_STEPS = 10  # times the slowest step so far
 
 
 class ModelReplica:
@@ -46,7 +48,7 @@ class ModelReplica:
         secret = secrets.token_bytes(32)
         self._channel = ChannelServer(self._engine, secret, config.max_ongoing_requests)
         host: str = get_node_ip_address()  # type: ignore[no-untyped-call]
-        self._address = Address(replica_id, host, await self._channel.start(host), secret)
+        self._address = Address(replica_id, host, await self._channel.start(host, config.channel_ports), secret)
 
     async def describe(self) -> ReplicaInfo:
         """What gateways need to connect. Raises what check_health() raises: gateways then send no requests here."""
@@ -89,7 +91,7 @@ class ModelReplica:
         Raises EngineDeadError when the engine has ended, and RuntimeError when a step hangs.
         """
         self._engine.check_health()
-        if (stalled := self._engine.stalled_s()) > _STALL_S:
+        if (stalled := self._engine.stalled_s()) > max(_STALL_S, _STALL_STEPS * self._engine.slowest_step_s):
             raise RuntimeError(f"no step has finished for {stalled:.0f} s")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:

@@ -46,10 +46,10 @@ class RepeatedLossError(RoutingError):
 
 
 class ReplicaSilentError(RoutingError):
-    """A replica of a pool did not answer a question about its state in time."""
+    """A replica did not answer in time."""
 
-    def __init__(self, pool: str, within_s: float) -> None:
-        super().__init__(f"A replica of '{pool}' did not answer within {within_s:g} seconds. Please retry.")
+    def __init__(self, name: str, within_s: float) -> None:
+        super().__init__(f"The replica '{name}' did not answer within {within_s:g} seconds. Please retry.")
 
 
 class UnknownModelError(RoutingError):

@@ -17,6 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.channel.client import ChannelClient
 from deployments.channel.replica_info import ReplicaInfo, ReplicaState, ReplicaStatus, UnavailableReason
 from deployments.observe.log import log
+from deployments.ray_serve.private import ask_all
 from deployments.routing.backlog import ReplicaBacklog, ServiceRate, backlog_s
 from deployments.routing.cold_start import ColdStart
 from deployments.routing.errors import ReplicaSilentError
@@ -24,7 +25,9 @@ from deployments.routing.policies.base import Policy, ReplicaView, RouteHint
 from deployments.routing.prefixes import PrefixIndex
 
 POLL_S = 0.5  # seconds between two questions to Serve about which replicas there are
-_PATIENCE_S = 10.0  # seconds that a busy replica may take to answer
+_AT_ONCE = 10  # replicas; with more, the questions come less often, as each goes to all of them
+_PATIENCE_S = 5.0  # seconds that a busy replica may take to answer an operator
+_LOOK_S = 2.0  # seconds that it may take to tell of itself; while it does not, its connection counts
 _TTFT_WEIGHT = 0.2  # of the newest request in a replica's moving average: some five requests count
 _ANSWER_WEIGHT = 0.05  # of the newest answer in the pool's average length: some twenty count
 _ANSWER_TOKENS = 128.0  # until the pool has given an answer
@@ -172,19 +175,26 @@ class Pool:
 
     async def watch(self) -> None:
         """Asks Serve which replicas there are, and connects to them, until cancelled."""
-        loop = asyncio.get_running_loop()
         while True:
-            departures = self._departures
-            await self._ask()
-            self._asked, self._departures_heard = True, departures
-            for member in self._members.values():
-                load = member.channel.load
-                member.rate.observe(loop.time(), load.done_tokens, load.waiting > 0)
+            try:
+                await self._look()
+            except Exception:  # without this task nothing is ever learnt of the pool again
+                log.exception("pool %s: could not follow its replicas, and tries again", self.name)
+            pause_s = self._poll_s * max(1.0, len(self._members) / _AT_ONCE)
             if self._cold is None:
-                await asyncio.sleep(self._poll_s)
+                await asyncio.sleep(pause_s)
             else:
-                await self._cold.look()
-                await self._cold.answered(self._poll_s)
+                await self._cold.answered(pause_s)
+
+    async def _look(self) -> None:
+        departures, now_s = self._departures, asyncio.get_running_loop().time()
+        await self._ask()
+        self._asked, self._departures_heard = True, departures
+        for member in self._members.values():
+            load = member.channel.load
+            member.rate.observe(now_s, load.done_tokens, load.waiting > 0)
+        if self._cold is not None:
+            await self._cold.look()
 
     def choose(self, request: RouteHint, without: Collection[str], weights: str | None = None) -> ChannelClient | None:
         """The replica that gets a request: none whose id is in `without`, and one with these `weights` unless they are
@@ -219,47 +229,54 @@ class Pool:
                 )
 
     async def states(self) -> list[ReplicaState]:
-        """The states of all replicas, sorted by id. Raises ReplicaSilentError when one does not answer in time."""
+        """The states of all replicas, sorted by id. Those that do not answer in time are SILENT."""
         return await self._call("state")
 
     async def drain(self, replica_id: str | None, within_s: float | None) -> list[ReplicaState]:
         """Drains one replica, or all (None), for all gateways; see ChannelServer.take_out().
 
-        Returns the states of all replicas after that. Raises ReplicaSilentError.
+        Returns the states of all replicas after that. Raises ReplicaSilentError when the replica does not answer.
         """
-        return await self._call("drain", replica_id, within_s)
+        return self._answered(replica_id, await self._call("drain", replica_id, within_s))
 
     async def undrain(self, replica_id: str | None) -> list[ReplicaState]:
         """Undoes drain(), and returns and raises the same."""
-        return await self._call("undrain", replica_id)
+        return self._answered(replica_id, await self._call("undrain", replica_id))
+
+    @staticmethod
+    def _answered(replica_id: str | None, states: list[ReplicaState]) -> list[ReplicaState]:
+        if any(s.replica_id == replica_id and s.status is ReplicaStatus.SILENT for s in states):
+            raise ReplicaSilentError(str(replica_id), _PATIENCE_S)
+        return states
 
     async def _call(self, method: str, *args: Any) -> list[ReplicaState]:
         try:
-            call = self.handle.broadcast(method, *args)
-            answers = await call.results_async(timeout_s=_PATIENCE_S, return_exceptions=True)
+            answers = await ask_all(self.handle, method, *args, within_s=_PATIENCE_S)
         except DeploymentUnavailableError:
             return []
-        except TimeoutError:  # Serve then gives no answer of any
-            raise ReplicaSilentError(self.name, _PATIENCE_S) from None
-        return sorted((a for a in answers if isinstance(a, ReplicaState)), key=lambda state: state.replica_id)
+        except TimeoutError:  # Serve itself does not answer
+            answers = [TimeoutError()]
+        states = {answer.replica_id: answer for answer in answers if isinstance(answer, ReplicaState)}
+        if any(isinstance(answer, TimeoutError) for answer in answers):
+            states = {name: _silent(name, member) for name, member in self._members.items()} | states
+        return [states[name] for name in sorted(states)]
 
     async def _ask(self) -> None:
         answers: list[Any]
         try:
-            answers = await self.handle.broadcast("describe").results_async(
-                timeout_s=_PATIENCE_S, return_exceptions=True
-            )
+            answers = await ask_all(self.handle, "describe", within_s=_LOOK_S)
         except DeploymentUnavailableError:  # no replica, or none any more
             answers = []
         except Exception as error:  # too busy to say, or Serve is in trouble: the connections know better
             log.warning("pool %s: no word from Serve: %s", self.name, type(error).__name__)
             return
+        silent = any(isinstance(answer, TimeoutError) for answer in answers)
         unfit = sorted({type(answer).__name__ for answer in answers if not isinstance(answer, ReplicaInfo)})
         if unfit != self._unfit:
             self._unfit = unfit
             log.warning("pool %s: unfit replicas: %s", self.name, ", ".join(unfit) or "none any more")
         infos = {info.address.replica_id: info for info in answers if isinstance(info, ReplicaInfo)}
-        self._follow(infos, len(unfit))
+        self._follow(infos, len(unfit), silent)
         if (info := next(iter(infos.values()), None)) is not None:
             said = (info.max_model_len, info.fingerprint)
             if self._info is None or said != (self._info.max_model_len, self._info.fingerprint):
@@ -268,9 +285,14 @@ class Pool:
             if self._cold is not None:
                 self._cold.said(info.startup_s)
 
-    def _follow(self, infos: dict[str, ReplicaInfo], num_unfit: int) -> None:
-        """Connects to the replicas that are new, and lets go of those that are unfit or gone."""
+    def _follow(self, infos: dict[str, ReplicaInfo], num_unfit: int, silent: bool) -> None:
+        """Connects to the replicas that are new, and lets go of those that are unfit or gone.
+
+        `silent`: some replica did not answer. Nobody says which, so those that are connected stay.
+        """
         for name in list(self._members):
+            if silent and name not in infos and self._members[name].channel.connected:
+                continue
             if name not in infos or infos[name].address != self._members[name].channel.address:
                 channel = self._members.pop(name).channel
                 self._taken = channel.connected and not num_unfit  # one that fails breaks its connection
@@ -327,4 +349,12 @@ def _view(member: _Member) -> ReplicaView:
         channel.queued_tokens,
         member.last_chosen,
         member.ttft_s,
+    )
+
+
+def _silent(replica_id: str, member: _Member) -> ReplicaState:
+    """Of a replica that does not answer: what is known of it here."""
+    channel = member.channel
+    return ReplicaState(
+        replica_id, ReplicaStatus.SILENT, channel.num_streams, channel.load.running, channel.load.waiting
     )

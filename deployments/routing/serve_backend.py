@@ -17,6 +17,7 @@ from deployments.config.application import ModelConfig
 from deployments.config.routing_table import Route, RoutingTable
 from deployments.config.upstream import UpstreamConfig
 from deployments.observe.metrics import exposition
+from deployments.ray_serve.private import ask_all
 from deployments.routing.cold_start import ColdStart, serve_trouble
 from deployments.routing.destinations import Destination, RoutedRequest, UpstreamDestination
 from deployments.routing.dispatch import Dispatcher
@@ -185,13 +186,11 @@ class ServeBackend:
     async def metrics(self) -> bytes | None:
         """See Backend. Asks all processes of the application now.
 
-        A process that fails is left out. When one replica does not answer in time, so is its pool, since Serve then
-        returns no answer of any.
+        A process that fails or does not answer in time is left out.
         """
-        calls = [pool.handle.broadcast("metric_families") for pool in self._pools.values()]
-        calls.append(self._gateways.broadcast("metric_families"))
+        handles = [*(pool.handle for pool in self._pools.values()), self._gateways]
         answers = await asyncio.gather(
-            *(c.results_async(timeout_s=_METRICS_TIMEOUT_S, return_exceptions=True) for c in calls),
+            *(ask_all(handle, "metric_families", within_s=_METRICS_TIMEOUT_S) for handle in handles),
             return_exceptions=True,
         )
         said = (families for a in answers if not isinstance(a, BaseException) for families in a)

@@ -29,15 +29,17 @@ async def follow(
         try:
             async with asyncio.timeout(_PATIENCE_S):  # wait_for() may swallow a cancellation in Python 3.11
                 table: RoutingTable | None = await call
-        except (TimeoutError, *CALL_ERRORS) as error:
-            if not lost:
-                log.warning("no routing table from the router: %s", type(error).__name__)
-            lost = True
-        else:
-            lost = False
             if table is not None:
-                known = table.revision
                 on_table(table)
+                known = table.revision
+            lost = False
+        except Exception as error:  # whatever it is: without this task no change would ever take effect again
+            if not lost:
+                expected = isinstance(error, (TimeoutError, *CALL_ERRORS))
+                log.warning(
+                    "no routing table from the router: %s", type(error).__name__, exc_info=None if expected else error
+                )
+            lost = True
         finally:
             call.cancel()
         await asyncio.sleep(poll_s)

@@ -63,7 +63,7 @@ class Probe:
 
         handlers = logging.getLogger("ray.serve").handlers
         handle = serve.get_deployment_handle("Probe", app_name=APP)
-        answers = await handle.broadcast("pid").results_async(timeout_s=WAIT_S, return_exceptions=True)
+        answers = await private.ask_all(handle, "pid", within_s=WAIT_S)
         return {
             "faults": [*private.switch_faults(), *private.node_faults()],
             "logs": str(private.logs_dir()),

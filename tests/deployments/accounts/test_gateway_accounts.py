@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import sqlite3
@@ -175,8 +176,10 @@ async def test_nobody_needs_a_key_where_there_is_none() -> None:
 
 # ------------------------------------------------------------------------------------------------ outages
 async def test_without_a_database_static_keys_work_and_others_get_a_503(tmp_path: Path) -> None:
+    config = keyed(tmp_path)
+    (tmp_path / "keys.db").rename(tmp_path / "away.db")
     (tmp_path / "keys.db").mkdir()  # can't be opened
-    async with gateway(keyed(tmp_path)) as http:
+    async with gateway(config) as http:
         assert await status(http, ROOT_KEY) == 200
         answer = await http.post(COMP, json=BODY, headers=bearer(new_secret()))
         assert error_of(answer, 503)["code"] == "accounts_unavailable"
@@ -184,6 +187,7 @@ async def test_without_a_database_static_keys_work_and_others_get_a_503(tmp_path
         error_of(await http.get("/admin/v1/keys"), 503)
         error_of(await http.post(COMP, json=BODY, headers=bearer("sk-demo")), 401)
         (tmp_path / "keys.db").rmdir()
+        (tmp_path / "away.db").rename(tmp_path / "keys.db")
 
         async def works() -> bool:
             return (await http.post("/admin/v1/keys", json={"org": "acme"})).status_code == 200
@@ -192,6 +196,27 @@ async def test_without_a_database_static_keys_work_and_others_get_a_503(tmp_path
 
 
 # ------------------------------------------------------------------------------------------------ the ledger
+async def test_a_missing_database_is_an_error_and_not_a_new_empty_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A gateway on another machine would refuse every key, and know no budget."""
+    config = keyed(tmp_path)
+    (tmp_path / "keys.db").rename(tmp_path / "away.db")
+    async with gateway(config) as http:
+        answer = await http.post(COMP, json=BODY, headers=bearer(new_secret()))
+        assert error_of(answer, 503)["code"] == "accounts_unavailable"
+        assert not (tmp_path / "keys.db").exists()
+        assert "`sluice keys create` makes one" in caplog.text
+        (tmp_path / "keys.db").touch()  # an empty one is none either
+        error_of(await http.post(COMP, json=BODY, headers=bearer(new_secret())), 503)
+        (tmp_path / "away.db").rename(tmp_path / "keys.db")
+
+        async def works() -> bool:
+            return (await http.post("/admin/v1/keys", json={"org": "acme"})).status_code == 200
+
+        await soon(works)
+
+
 async def rows(http: httpx.AsyncClient, by: str = "org,project,key,model") -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = (await http.get("/admin/v1/usage", params={"group_by": by})).json()["data"]
     return found
@@ -213,19 +238,19 @@ async def test_what_has_run_is_in_the_ledger(tmp_path: Path) -> None:
         await http.post(COMP, json={**BODY, "stream": True}, headers=bearer(secret))
 
         async def all_there() -> bool:
-            return sum(row["requests"] for row in await rows(http)) == 5
+            return sum(row["requests"] for row in await rows(http)) == 4
 
         await soon(all_there)
         mine, root = sorted(await rows(http), key=lambda row: str(row["org"]))
         assert (mine["org"], mine["project"], mine["key"], mine["model"]) == ("acme", "web", key_id, MODEL)
-        assert mine["requests"] == 4  # what was refused is not there; what we failed at costs nothing
+        assert mine["requests"] == 3  # what was refused, and what we failed at, is not there
         assert (mine["prompt_tokens"], mine["cached_tokens"], mine["completion_tokens"]) == (3 * 14, 3 * 8, 4 + 4 + 2)
         assert (root["org"], root["total_tokens"]) == ("root", 18)
         assert root["key"].startswith("key-")
     with sqlite3.connect(tmp_path / "keys.db") as c:
         found = c.execute("select status, path, total_s > 0, request_id from usage order by at").fetchall()
     c.close()
-    assert [row[0] for row in found] == [200, 200, 200, 503, 200]
+    assert [row[0] for row in found] == [200, 200, 200, 200]
     assert all(row[1] == COMP and row[2] and row[3].startswith("req_") for row in found)
 
 
@@ -243,10 +268,10 @@ async def test_stopping_flushes(tmp_path: Path) -> None:
 async def test_a_budget_is_a_hard_stop(tmp_path: Path) -> None:
     config = keyed(tmp_path)
     async with gateway(config) as one, gateway(config) as two:
-        answer = await one.post("/admin/v1/projects", json={"org": "acme", "project": "default", "monthly_tokens": 30})
+        answer = await one.post("/admin/v1/projects", json={"org": "acme", "project": "default", "monthly_tokens": 36})
         assert answer.json()["spent_tokens"] == 0
         _, secret = await make(one)
-        assert [await status(one, secret) for _ in range(2)] == [200, 200]  # 36 tokens
+        assert [await status(one, secret) for _ in range(2)] == [200, 200]  # 18 tokens each
 
         async def stopped() -> bool:
             return await status(one, secret) == 429 and await status(two, secret) == 429
@@ -259,7 +284,7 @@ async def test_a_budget_is_a_hard_stop(tmp_path: Path) -> None:
             "You exceeded your current quota, please check your plan and billing details."
         )
         assert re.search(
-            r"has used \d+ of its 30 tokens per month; the next month begins on 20\d\d-\d\d-01", error["message"]
+            r"has used \d+ of its 36 tokens per month; the next month begins on 20\d\d-\d\d-01", error["message"]
         )
         assert answer.headers["x-should-retry"] == "false" and int(answer.headers["retry-after"]) > 0
         assert await status(two, (await make(two, project="other"))[1]) == 200
@@ -273,6 +298,62 @@ async def test_a_budget_is_a_hard_stop(tmp_path: Path) -> None:
             return await status(one, secret) == 200
 
         await soon(open_again)
+
+
+async def test_requests_that_run_hold_their_part_of_a_budget(tmp_path: Path) -> None:
+    backend = FakeBackend()
+    config = keyed(tmp_path)
+    async with gateway(config, backend) as http:
+        _, secret = await make(http)
+        await http.post("/admin/v1/projects", json={"org": "acme", "project": "default", "monthly_tokens": 100})
+
+        backend.fail = QueueFullError("full")  # so that nothing is spent before the gateway knows the budget
+
+        async def known() -> bool:
+            answer = await http.post(COMP, json={**BODY, "max_tokens": 90}, headers=bearer(secret))
+            return answer.status_code == 429
+
+        await soon(known)
+        answer = await http.post(COMP, json={**BODY, "max_tokens": 90}, headers=bearer(secret))
+        left = error_of(answer, 429)["message"]
+        assert re.search(r"this request may use up to 104, and \d+ are left: ask for fewer with max_tokens", left)
+        backend.fail, gate = None, asyncio.Event()
+        backend.gate = lambda _: gate.wait()
+        asked = [asyncio.create_task(status(http, secret)) for _ in range(20)]  # 18 tokens each
+        while sum(task.done() for task in asked) < 15:
+            await asyncio.sleep(0.01)
+        gate.set()
+        answers = await asyncio.gather(*asked)
+        assert sorted(answers) == [200] * 5 + [429] * 15
+        backend.gate = None
+        assert await status(http, secret) == 429  # 10 are left
+
+        async def all_there() -> bool:
+            return sum(row["total_tokens"] for row in await rows(http, "org")) == 90
+
+        await soon(all_there)
+
+
+async def test_a_client_that_leaves_before_the_answer_pays_for_what_was_made(tmp_path: Path) -> None:
+    """Not streamed: nothing has gone out yet."""
+    backend, made = FakeBackend(), asyncio.Event()
+
+    async def gate(step: int) -> None:
+        if step == 3:
+            made.set()
+            await asyncio.Event().wait()
+
+    backend.gate = gate
+    async with gateway(keyed(tmp_path), backend) as http:
+        asked = asyncio.create_task(http.post(COMP, json=BODY))
+        await made.wait()
+        asked.cancel()
+
+        async def charged() -> list[dict[str, Any]]:
+            return await rows(http, "org")
+
+        [row] = await soon(charged)
+        assert (row["prompt_tokens"], row["completion_tokens"]) == (14, 3)
 
 
 async def test_the_sdk_does_not_retry_a_used_up_budget(tmp_path: Path) -> None:

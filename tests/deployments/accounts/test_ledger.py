@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +25,7 @@ from deployments.accounts.ledger_store import LedgerStore
 from deployments.accounts.ledger_writer import LedgerWriter
 from deployments.accounts.periods import moment
 from deployments.accounts.records import Actor, DatabaseDownError
+from deployments.accounts.running_file import RunningFile
 from deployments.accounts.usage_entry import UsageEntry
 
 ME = Actor("cli:tests")
@@ -204,13 +207,69 @@ def test_two_may_replay_the_same_directory(rig: Rig) -> None:
     assert rig.count() == 160 and rig.files() == []
 
 
-def test_a_full_queue_goes_to_the_file(rig: Rig) -> None:
+def test_a_full_queue_loses_entries_and_says_so(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """Only when neither database nor disk takes any; the caller neither waits nor fails."""
+    rig.directory.set_project("acme", "web", 100, True, ME)
     rig.start("run", max_queued=5)
+    rig.writer.flush()
     for entry in entries(8):
         rig.writer.add(entry)
-    assert len(rig.files()) == 1
+    assert not rig.spill_dir.exists()
+    assert rig.budgets.check("acme", "web") is not None  # all eight are charged
     rig.writer.flush()
-    assert rig.count() == 8 and rig.files() == []
+    assert rig.count() == 5 and "3 ledger entries are lost" in caplog.text
+
+
+def test_a_full_disk_leaves_no_half_line(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.spill.append(entries(1, "a"))
+
+    def full(file: int, data: bytes, at: int) -> None:
+        os.pwrite(file, data[: len(data) // 2], at)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("deployments.accounts.ledger_spill.write_all", full)
+        with pytest.raises(OSError, match="No space"):
+            rig.spill.append(entries(1, "b"))
+    rig.spill.append(entries(1, "c"))
+    rig.spill.close()
+    rig.writer.flush()
+    assert rig.count() == 2 and rig.files() == []
+
+
+@pytest.mark.parametrize("rig", ["postgres"], indirect=True)
+def test_an_entry_that_the_database_refuses_holds_up_no_other(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    for entry in (*entries(2), replace(ENTRY, uid="run-long", path="/" * 65), *entries(2, "run-b")):
+        rig.writer.add(entry)
+    rig.writer.flush()
+    assert rig.count() == 4 and rig.files() == [] and "refuses a ledger entry" in caplog.text
+
+
+def test_what_running_requests_have_used_outlives_a_kill(rig: Rig) -> None:
+    running = entries(3, "dead")
+    file = RunningFile(rig.spill_dir, "dead")
+    LedgerWriter("dead", rig.store, SpillFile(rig.spill_dir, "dead"), rig.budgets, 60.0, lambda: running, file).flush()
+    rig.writer.flush()
+    assert rig.count() == 0 and rig.files() == ["running-dead.jsonl"]  # it lives
+    running = [replace(ENTRY, uid="dead-1", completion_tokens=50)]
+    rig.store.add([replace(ENTRY, uid="dead-0")])  # has ended meanwhile
+    file.write(running)
+    for fd in Path("/proc/self/fd").iterdir():  # as a kill does
+        if fd.exists() and fd.readlink().name == "running-dead.jsonl":
+            os.close(int(fd.name))
+    rig.writer.flush()
+    assert rig.count() == 2 and rig.files() == []
+    assert rig.store.usage(())[0]["completion_tokens"] == 55
+
+
+def test_a_clean_stop_leaves_no_file_of_running_requests(rig: Rig) -> None:
+    file = RunningFile(rig.spill_dir, "live")
+    writer = LedgerWriter("live", rig.store, SpillFile(rig.spill_dir, "live"), rig.budgets, 60.0, lambda: [ENTRY], file)
+    writer.start()
+    writer.flush()
+    assert rig.files() == ["running-live.jsonl"]
+    writer.close()
+    assert rig.files() == []
 
 
 def test_without_database_and_file_entries_wait(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:

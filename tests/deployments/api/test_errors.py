@@ -97,7 +97,7 @@ def test_every_error_has_its_answer(
     [
         (UnknownModelError("gpt\n"), "The model `gpt\\n` does not exist or you do not have access to it."),
         (UnableError("m"), "No pool of the model `m` can do what the request asks for."),
-        (ReplicaSilentError("llama", 10.0), "A replica of 'llama' did not answer within 10 seconds. Please retry."),
+        (ReplicaSilentError("llama", 10.0), "The replica 'llama' did not answer within 10 seconds. Please retry."),
         (UpstreamRefusedError("not this"), "not this"),
         (
             MissingScopeError("admin"),

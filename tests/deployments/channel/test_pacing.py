@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deployments.channel.pacing import MAX_WAIT_S, MESSAGES_PER_S, PacedStream, Pacer
+from deployments.channel.pacing import MAX_WAIT_S, MESSAGES_PER_S, WHOLE_WAIT_S, PacedStream, Pacer
 from engine.types import FinishReason, GenerateRequest, SamplingParams, TokenDelta
 
 
@@ -153,7 +153,8 @@ def test_a_call_with_many_choices_ends_once() -> None:
     calls.pacer.close(stream)
 
 
-def test_of_what_is_wanted_whole_only_the_first_word_comes_early() -> None:
+def test_of_what_is_wanted_whole_most_comes_late_and_none_very_late() -> None:
+    """What a client is charged when it leaves is what has been told by then."""
     calls = Calls(2)
     stream = calls.open("whole", whole=True, n=2)
     for nth in range(1, 4):
@@ -162,7 +163,7 @@ def test_of_what_is_wanted_whole_only_the_first_word_comes_early() -> None:
         assert (stream in calls.ready) == (nth == 1)
         if nth == 1:
             assert calls.took(stream) == 1
-        calls.loop.to(calls.loop.now + MAX_WAIT_S * 2)
+        calls.loop.to(calls.loop.now + WHOLE_WAIT_S * 0.4)
     end = delta("whole", 4, finish_reason=FinishReason.LENGTH)
     calls.pacer.on_step([(stream.call, [end])])
     assert stream not in calls.ready
@@ -170,6 +171,19 @@ def test_of_what_is_wanted_whole_only_the_first_word_comes_early() -> None:
     assert calls.ready.count(stream) == 1
     assert [(d.index, d.token_ids) for d in stream.take()] == [(0, (2, 3, 4)), (1, (4,))]
     assert stream.ended
+
+
+def test_what_is_wanted_whole_is_told_of_twice_a_second() -> None:
+    calls = Calls(2)
+    stream = calls.open("whole", whole=True)
+    told = []
+    for nth in range(1, 201):
+        calls.step()
+        calls.pacer.on_step([(stream.call, [delta("whole", nth)])])
+        if calls.took(stream):
+            told.append(nth)
+        calls.loop.to(calls.loop.now + 0.01)
+    assert told[0] == 1 and len(told) == 4 and told[1] - told[0] == 51
 
 
 def test_first_tokens_go_before_all_others() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +77,21 @@ def test_create_list_rotate_revoke(cli: Cli) -> None:
         ),
         (["create", "--org", "a", "--expires", "soon"], "--expires: 'soon' is neither a duration"),
         (["create", "--org", "a", "--expires", "2001-01-01"], "expires_at must be in the future"),
+        (["list"], "there is no database"),
         (["revoke", "key_none"], "there is no key 'key_none'"),
         (["rotate", "key_none", "--grace", "1x"], "--grace: '1x' is no duration"),
     ],
 )
 def test_mistakes_are_one_clear_line(cli: Cli, args: list[str], words: str) -> None:
+    if args[0] in ("revoke", "rotate"):
+        cli("keys", "create", "--org", "acme")
     assert cli("keys", *args, fails=True).startswith("sluice keys: ")
     assert words in cli("keys", *args, fails=True)
 
 
 def test_usage(cli: Cli) -> None:
+    assert "`sluice keys create` makes one" in cli("usage", fails=True)
+    cli("keys", "create", "--org", "acme")
     assert cli.json("usage") == []
     entry = UsageEntry("u", time.time(), "acme", "web", "key_1", "m", "/v1/completions", "r", 200, 10, 4, 5, 0.1, 0.5)
     LedgerStore(Database(str(cli.file))).add([entry])
@@ -96,6 +102,11 @@ def test_usage(cli: Cli) -> None:
     assert head.split()[0] == "MODEL" and line.split() == ["m", "1", "10", "4", "5", "15"]
     assert "--by: unknown 'hour'; known: day, org, project, key, model" in cli("usage", "--by", "hour", fails=True)
     assert "--since" in cli("usage", "--since", "later", fails=True)
+    old = replace(entry, uid="old", at=time.time() - 40 * 86400)
+    LedgerStore(Database(str(cli.file))).add([old])
+    assert cli("usage", "--prune", "30d") == "1 requests are forgotten\n"
+    assert [row["requests"] for row in cli.json("usage", "--by", "org")] == [1]
+    assert "--prune" in cli("usage", "--prune", "later", fails=True)
 
 
 def test_how_the_database_is_found(
@@ -106,20 +117,20 @@ def test_how_the_database_is_found(
     gateway: dict[str, Any] = {"keys": {"database": str(tmp_path / "config.db")}, "tiers": {"free": {}, "pro": {}}}
     app = {"import_path": "deployments.app:build", "args": {"gateway": gateway, "models": []}}
     config.write_text(json.dumps({"applications": [app]}))
-    assert main(["keys", "list", "--config", str(config)]) == 0
-    assert (tmp_path / "config.db").exists()
     make = ["keys", "create", "--org", "acme", "--config", str(config), "--tier"]
     assert main([*make, "pro"]) == 0
+    assert (tmp_path / "config.db").exists()
+    assert main(["keys", "list", "--config", str(config)]) == 0
     capsys.readouterr()
     assert main([*make, "gold"]) == 1
     assert capsys.readouterr().err == "sluice keys: --tier: unknown 'gold'; the config has free, pro\n"
 
     monkeypatch.setenv("SLUICE_DATABASE", str(tmp_path / "env.db"))
-    assert main(["keys", "list"]) == 0
+    assert main(["keys", "create", "--org", "acme"]) == 0
     assert (tmp_path / "env.db").exists()
     assert main(["keys", "list", "--database", "env:SLUICE_DATABASE"]) == 0
     monkeypatch.chdir(tmp_path)
-    assert main(["keys", "list", "--database", "here.db"]) == 0
+    assert main(["keys", "create", "--org", "acme", "--database", "here.db"]) == 0
     assert (tmp_path / "here.db").exists()
 
     capsys.readouterr()

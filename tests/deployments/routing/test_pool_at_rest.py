@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from helpers_gateway import MODEL, FakeBackend, admin_client, client, demo_model, demo_text, error_of
+from helpers_routing import Results
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
 
@@ -54,10 +55,10 @@ class Serve:
     connections: list[Replica] = field(default_factory=list)
     usable: int = 0
 
-    def broadcast(self, method: str) -> Serve:
-        return self
+    def broadcast(self, method: str) -> Results:
+        return Results(self.answers)
 
-    async def results_async(self, **_: Any) -> list[ReplicaInfo]:
+    async def answers(self) -> list[ReplicaInfo]:
         if not self.replicas:
             raise DeploymentUnavailableError(DeploymentID("pool", "app"))
         return [ReplicaInfo(512, "fp", Address("r1", "127.0.0.1", 1, b""), (), 9.0)]

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from fake_executor import FakeExecutor
 from helpers_gateway import demo_text
+from helpers_routing import HANGS, Results
 
-from deployments.channel.replica_info import Address, Load, ReplicaInfo
+from deployments.channel.replica_info import Address, Load, ReplicaInfo, ReplicaState, ReplicaStatus
 from deployments.channel.server import ChannelServer
 from deployments.config.routing_table import Limits
 from deployments.routing.destinations import RoutedRequest
@@ -22,6 +23,7 @@ from deployments.routing.errors import ModelUnavailableError, OverloadedError, R
 from deployments.routing.hints import RoutingHints
 from deployments.routing.plan import RoutePlan
 from deployments.routing.policies import POLICIES
+from deployments.routing.policies.base import RouteHint
 from deployments.routing.pool import Pool
 from deployments.routing.pool_destination import PoolDestination
 from engine.async_engine import AsyncEngine
@@ -73,6 +75,7 @@ class Serve:
     """What Serve says of the pool."""
 
     replicas: list[Replica] = field(default_factory=list)
+    others: list[Any] = field(default_factory=list)  # what further replicas answer
     open: asyncio.Event | None = None
 
     def gate(self) -> asyncio.Event:
@@ -80,14 +83,14 @@ class Serve:
         self.open = asyncio.Event()
         return self.open
 
-    def broadcast(self, method: str) -> Serve:
+    def broadcast(self, method: str) -> Results:
         assert method == "describe"
-        return self
+        return Results(self.answers)
 
-    async def results_async(self, **_: Any) -> list[ReplicaInfo]:
+    async def answers(self) -> list[Any]:
         if self.open is not None:
             await self.open.wait()
-        return [replica.info for replica in self.replicas]
+        return [*(replica.info for replica in self.replicas), *self.others]
 
 
 @dataclass
@@ -354,18 +357,50 @@ async def test_long_prompts_are_looked_at_in_pieces_and_only_where_somebody_look
         assert await b.destination.prefix_keys([long]) == []  # no choice to be made
 
 
-class _Silent:
-    """Serve, when one replica of the pool does not answer."""
+async def test_one_hung_replica_hides_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.routing.pool._LOOK_S", 0.05)
+    async with bench("ab") as b:
+        b.serve.others.append(HANGS)
+        b.serve.replicas.append(await Replica.start("c"))  # is found
+        await b.until(lambda: b.usable() == 3)
+        c, a = b.serve.replicas.pop(), b.serve.replicas.pop(0)
+        c.kill()  # is let go of, as its connection is gone
+        await b.until(lambda: b.pool.num_replicas == 2)
+        assert b.usable() == 2  # "a" may be the one that hangs
+        b.serve.others.clear()
+        await b.until(lambda: b.pool.num_replicas == 1)
+        await a.stop()
+        await c.stop()
 
-    def broadcast(self, method: str) -> _Silent:
-        return self
 
-    async def results_async(self, **_: Any) -> list[Any]:
-        raise TimeoutError
+async def test_what_a_retired_replica_still_tells_is_not_remembered() -> None:
+    async with bench("a") as b:
+        channel = b.pool.choose(RouteHint(1, None, {}), ())
+        assert channel is not None
+        channel.on_prefixes([b"k" * 16], [])
+        assert b.pool.prefixes.num_held("a") > 0
+        b.serve.replicas.clear()
+        await b.until(lambda: not b.pool.num_replicas)
+        channel.on_prefixes([b"k" * 16], [])  # its last streams still ran
+        assert b.pool.prefixes.num_held("a") == 0
 
 
-async def test_who_asks_for_states_is_told_of_a_silent_replica() -> None:
-    policy = POLICIES.get("least_loaded")()
-    pool = Pool("llama", _Silent(), policy, lambda info: None, random.Random(1), 16)  # type: ignore[arg-type]
-    with pytest.raises(ReplicaSilentError, match="'llama' did not answer within 10 seconds"):
-        await pool.states()
+class _States:
+    """Serve: one replica answers an operator, the other one does not."""
+
+    async def answers(self) -> list[Any]:
+        return [ReplicaState("b", ReplicaStatus.ACTIVE, 1, 2, 3), HANGS]
+
+    def broadcast(self, method: str, *_: Any) -> Results:
+        return Results(self.answers)
+
+
+async def test_an_operator_sees_a_silent_replica_and_can_drain_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.routing.pool._PATIENCE_S", 0.05)
+    async with bench("ab") as b:
+        b.pool.handle = _States()  # type: ignore[assignment]
+        states = await b.pool.states()
+        assert [(s.replica_id, s.status) for s in states] == [("a", "silent"), ("b", "active")]
+        assert await b.pool.drain("b", None) == states
+        with pytest.raises(ReplicaSilentError, match="'a' did not answer within"):
+            await b.pool.drain("a", None)

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from helpers_gateway import demo_text
+from helpers_routing import Results
 from prometheus_client.metrics_core import Metric
 from ray import ActorID
 from ray.exceptions import ActorUnavailableError
@@ -145,15 +146,14 @@ class Handle:
     metrics: Callable[[], Any] = list
     asked: int = 0
 
-    def broadcast(self, method: str) -> Handle:
+    def broadcast(self, method: str) -> Results:
         if method == "metric_families":
-            return Handle(self.metrics)
+            return Results(Handle(self.metrics).answers)
         assert method == "describe"
         self.asked += 1
-        return self
+        return Results(self.answers)
 
-    async def results_async(self, *, timeout_s: float, return_exceptions: bool) -> list[Any]:
-        assert return_exceptions and timeout_s > 0
+    async def answers(self) -> list[Any]:
         answers = self.describe()
         if answers == []:
             raise NOBODY
