@@ -37,7 +37,8 @@ class SamplingParams:
 
     `temperature` 0 is greedy. `top_k` 0 and `top_p` 1.0 are off. `logprobs` is None for none, k >= 0 for
     the chosen token's plus the k best. `prompt_logprobs` likewise for the prompt. `seed` None: the engine
-    draws one. `n` choices are sampled independently from the same prompt.
+    draws one. `n` choices are sampled independently from the same prompt. `text_before`: the bytes of a character that
+    the text shown before this one has left incomplete, and that this one goes on with.
     """
 
     max_tokens: int = 16
@@ -59,6 +60,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    text_before: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

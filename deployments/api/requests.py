@@ -215,9 +215,13 @@ def _prepared(
     salt = cache_salt(caller.tenant.org, body.cache_salt)
     priority = caller.tier.priority + caller.tenant.priority + (body.priority or 0)  # bodies cannot go below 0
     org = caller.tenant.org
+    echoes = tuple(echo(model.text, p, sampling.skip_special_tokens) for p in prompts) if repeat else ()
+    own = [replace(sampling, max_tokens=limit) for limit in max_tokens]
+    if repeat:
+        own = [replace(params, text_before=before.held) for params, before in zip(own, echoes, strict=True)]
     requests = tuple(
-        GenerateRequest(f"{unique}-{i}", prompt, replace(sampling, max_tokens=limit), priority, None, salt, org)
-        for i, (prompt, limit) in enumerate(zip(prompts, max_tokens, strict=True))
+        GenerateRequest(f"{unique}-{i}", prompt, params, priority, None, salt, org)
+        for i, (prompt, params) in enumerate(zip(prompts, own, strict=True))
     )
     return PreparedRequest(
         id=unique,
@@ -230,7 +234,7 @@ def _prepared(
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         logprobs=logprobs,
         prompt_logprobs=body.prompt_logprobs,
-        echoes=tuple(echo(model.text, p, sampling.skip_special_tokens) for p in prompts) if repeat else (),
+        echoes=echoes,
     )
 
 

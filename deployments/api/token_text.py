@@ -42,14 +42,17 @@ class Offsets:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A prompt as it is repeated in front of a completion."""
+    """A prompt as it is repeated in front of a completion. `held`: the bytes of a last character that it does not
+    complete; the completion's text begins with them, so that both together are what all tokens decode to."""
 
     ids: tuple[int, ...]
     text: str
+    held: bytes
 
 
 def echo(text: TextModel, ids: Sequence[int], skip_special: bool) -> Echo:
     """The prompt of these token ids; its text without special tokens if `skip_special`."""
     kept = (i for i in ids if not (skip_special and text.tokenizer.is_special(i)))
-    raw = b"".join(token_bytes(text, i) for i in kept)
-    return Echo(tuple(ids), raw.decode("utf-8", "replace"))
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    shown = decoder.decode(b"".join(token_bytes(text, i) for i in kept))
+    return Echo(tuple(ids), shown, decoder.getstate()[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client.metrics_core import Metric
 
 from deployments.observe.metrics import GATEWAY_METRICS, Metrics
+from deployments.observe.process import PROCESS_METRICS, publish
 from deployments.observe.request_log import RequestLog
 
 
@@ -14,7 +15,7 @@ class GatewayTelemetry:
 
     def __init__(self, replica: str, way_in: str) -> None:
         """`way_in`: the kind of HTTP proxy that this gateway's requests come through."""
-        self._metrics = Metrics(GATEWAY_METRICS, replica)
+        self._metrics = Metrics({**GATEWAY_METRICS, **PROCESS_METRICS}, replica)
         self._metrics.set("sluicegate_http_proxy_info", 1, kind=way_in)
 
     def finished(self, record: RequestLog) -> None:
@@ -36,4 +37,5 @@ class GatewayTelemetry:
 
     def families(self) -> list[Metric]:
         """A snapshot of all metrics."""
+        publish(self._metrics)
         return self._metrics.families()

@@ -8,6 +8,7 @@ import time
 from prometheus_client.metrics_core import Metric
 
 from deployments.observe.metrics import ENGINE_METRICS, Metrics
+from deployments.observe.process import PROCESS_METRICS, publish
 from deployments.replica.load import LoadMeter
 from engine.async_engine import AsyncEngine
 from engine.stats import FinishedRequest, Recorder
@@ -23,7 +24,7 @@ class EngineTelemetry:
         self._engine = engine
         self._model = model
         self._load = load
-        self._metrics = Metrics(ENGINE_METRICS, replica)
+        self._metrics = Metrics({**ENGINE_METRICS, **PROCESS_METRICS}, replica)
         self._seen = EngineStats()
 
     async def run(self) -> None:
@@ -35,6 +36,7 @@ class EngineTelemetry:
     def families(self) -> list[Metric]:
         """The metrics at this moment."""
         self.publish()
+        publish(self._metrics)
         return self._metrics.families()
 
     def publish(self) -> None:

@@ -13,11 +13,11 @@ from engine.types import SamplingParams, TokenLogprob
 class TextStream:
     """The text of one choice. Work per token does not grow with the text; released text is never taken back.
 
-    Text is the bytes of all tokens joined and read as UTF-8, as Tokenizer.decode would in one go. Held back are
-    incomplete characters and whatever may begin a stop string. A stop string that is a control token's text stops on
-    that token, though its text is skipped. A logprob entry is released with the first character of its token's text
-    (a token that completes a character: with that character); entries of tokens that add no text go along with their
-    neighbours; entries of tokens behind a cut, and of the token that ended generation, are dropped.
+    Text is the bytes of `text_before` and of all tokens joined and read as UTF-8, as Tokenizer.decode would in one go.
+    Held back are incomplete characters and whatever may begin a stop string. A stop string that is a control token's
+    text stops on that token, though its text is skipped. A logprob entry is released with the first character of its
+    token's text (a token that completes a character: with that character); entries of tokens that add no text go along
+    with their neighbours; entries of tokens behind a cut, and of the token that ended generation, are dropped.
     """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
@@ -29,6 +29,7 @@ class TextStream:
         self._stop_ids = frozenset(special[s] for s in params.stop if s in special)
         self._stops = StopStrings(params.stop)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder.decode(params.text_before)
         self._num_tokens = 0
         self._num_decoded = 0  # characters
         self._num_released = 0

@@ -32,7 +32,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory, database: str) -> Iterator[S
     """Its settings leave no key in the config: the database has all there are."""
     spill = Path(database).parent / "spill"
     log, settings = tmp_path_factory.mktemp("early") / "server.log", f"gateway.keys.database={database}"
-    with pytest.raises(AssertionError, match="there is no database .*`sluice keys create` makes one"):
+    with pytest.raises(AssertionError, match=r"there is no database .*`sluice keys create` makes one"):
         Server.start(log, settings)
     made = Database(database)
     made.migrate()

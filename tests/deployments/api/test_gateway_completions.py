@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from helpers_gateway import COUNT, COUNT_24, COUNT_24_IDS, MODEL, FakeBackend, client, demo_text, events_of
+from helpers_gateway import COUNT, COUNT_24, COUNT_24_IDS, MODEL, OWL_IDS, FakeBackend, client, demo_text, events_of
 
 COMP = "/v1/completions"
 OWL = "\U0001f989"
@@ -110,6 +112,44 @@ async def test_echo(prompt: str, count: int, whole: bool, n: int, stream: bool) 
             assert "".join(logprobs["tokens"]) == text
             for token, offset in zip(logprobs["tokens"], offsets, strict=True):
                 assert text[offset:].startswith(token)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("logprobs", [None, 1])
+@pytest.mark.parametrize(
+    ("prompt", "made"),
+    [
+        (OWL_IDS[:1], [*OWL_IDS[1:], 28]),
+        (OWL_IDS[:2], [*OWL_IDS[2:], 28]),
+        ([28, *OWL_IDS[:2]], [28, 28]),  # it stays broken
+        (OWL_IDS[:2], []),
+        ([28], OWL_IDS[:2]),
+        ([28, *OWL_IDS], [28]),
+    ],
+)
+async def test_echo_across_a_broken_character(
+    prompt: Sequence[int], made: Sequence[int], logprobs: int | None, n: int, stream: bool
+) -> None:
+    backend = FakeBackend(script=lambda *_: made)
+    asked: dict[str, Any] = {"logprobs": logprobs} if logprobs is not None else {}
+    got = await post(
+        backend, prompt=prompt, echo=True, max_tokens=len(made), n=n, stream=stream, ignore_eos=True, **asked
+    )
+    tokenizer = demo_text().tokenizer
+    for index in range(n):
+        choice = merged(got[:-1], index) if stream else got["choices"][index]
+        assert choice["text"] == tokenizer.decode([*prompt, *made])
+        if logprobs is not None:
+            offsets = choice["logprobs"]["text_offset"]
+            assert offsets == [whole_characters([*prompt, *made][:i]) for i in range(len(offsets))]
+            assert len(offsets) == len(prompt) + len(made)
+
+
+def whole_characters(ids: Sequence[int]) -> int:
+    """How many characters these tokens complete."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    return len(decoder.decode(b"".join(map(demo_text().tokenizer.token_bytes, ids))))
 
 
 async def test_echo_without_logprobs_asks_for_no_scores() -> None:
