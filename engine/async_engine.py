@@ -88,6 +88,7 @@ class AsyncEngine:
         self._dead: BaseException | None = None
         self._busy_since: float | None = None  # start of the step in progress
         self._slowest_s = 0.0
+        self._ended = False  # the step thread looks at no more commands; set before it refuses those that wait
         self._stats, self._stats_at = engine.stats(), clock()
         self._thread = threading.Thread(target=self._run, name="engine-step", daemon=True)
         self._thread.start()
@@ -150,7 +151,7 @@ class AsyncEngine:
 
     def _command(self, command: _Command) -> None:
         self._commands.put(command)
-        if not self._thread.is_alive():  # nobody would ever look at it
+        if self._ended or not self._thread.is_alive():  # nobody would ever look at it
             self._refuse_commands()
 
     def stats(self) -> EngineStats:
@@ -191,6 +192,7 @@ class AsyncEngine:
                 self._refresh_stats()
                 self._deliver(deltas)
             self._deliver(self.engine.abort_all(FinishReason.ABORT))
+            self._ended = True
             self._refuse_commands()
         except BaseException as error:
             log.exception("engine step failed")
@@ -262,6 +264,7 @@ class AsyncEngine:
                 _fail(call, EngineDeadError("the engine has stopped after an internal fault"))
         while (command := self._commands.get()) is not None:
             _refuse(command)
+        self._ended = True
         self._refuse_commands()
 
     def _refuse_commands(self) -> None:

@@ -16,6 +16,7 @@ from engine.live import LiveChoice, LiveRequest
 from engine.models.locate import resolve
 from engine.offline import Completion, completion
 from engine.runner.random import choice_seed, derive_seed
+from engine.sampling_bounds import check_sampling
 from engine.scheduler.scheduler import Scheduler, SeqUpdate
 from engine.stats import Recorder, StepMeter
 from engine.text import TextModel, load_text
@@ -131,8 +132,7 @@ class Engine:
             raise InvalidRequestError("resumed_tokens must be less than max_tokens, and n 1", "resumed_tokens")
         if min(request.prompt) < 0 or max(request.prompt) >= vocab:
             raise InvalidRequestError(f"prompt token ids must be in [0, {vocab})", "prompt")
-        if params.max_tokens < 0 or params.n < 1:
-            raise InvalidRequestError("max_tokens must be at least 0 and n at least 1", "max_tokens")
+        check_sampling(params, vocab)
         if num_prompt + params.max_tokens > limit or num_prompt > limit:
             raise ContextLengthError(
                 f"This model's maximum context length is {limit} tokens. However, you requested "

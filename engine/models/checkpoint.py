@@ -249,7 +249,8 @@ def _row_order(spec: ModelSpec, name: str) -> Tensor | None:
 
 
 def _check(source: Path, spec: ModelSpec, found: Mapping[str, tuple[tuple[int, ...], Path]]) -> None:
-    """Refuse what is missing or of another shape; warn of what is not needed; refuse unknown biases."""
+    """Refuse what is missing or of another shape, and what belongs to a layer of another model; warn of what is not
+    needed."""
     wanted = spec.tensor_shapes()
     for name, shape in wanted.items():
         if name not in found:
@@ -260,8 +261,18 @@ def _check(source: Path, spec: ModelSpec, found: Mapping[str, tuple[tuple[int, .
     for name in sorted(found.keys() - wanted.keys()):
         if name.endswith("_proj.bias"):  # leaving out a term of the sum would change every output
             raise ModelFileError(f"{found[name][1]}: tensor {name!r}: {spec.architecture} has no such bias")
+        if _matters(name):
+            raise ModelFileError(
+                f"{found[name][1]}: tensor {name!r} is not part of {spec.architecture}: this is another model"
+            )
         if not (name == "lm_head.weight" or name.endswith(("rotary_emb.inv_freq", *_SCALE_ENDS))):
             log.warning("%s: tensor %r is not part of the model and is ignored", found[name][1], name)
+
+
+def _matters(name: str) -> bool:
+    """Whether a tensor that is not wanted belongs to a layer, so that leaving it out changes the outputs."""
+    layer = name.startswith(("model.layers.", "blk.")) or ".lora_" in name
+    return layer and not name.endswith(("rotary_emb.inv_freq", "attn_rot_embd.weight", *_SCALE_ENDS))
 
 
 def _named(what: Path | str, make: Callable[[], T]) -> T:

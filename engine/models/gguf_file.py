@@ -87,6 +87,10 @@ def read_gguf(path: Path | str) -> GgufFile:
                 raise ModelFileError(f"{path}: not a GGUF file (it starts with {head!r})")
             with mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as buf:
                 version, metadata, tensors = _Parser(path, buf).parse()
+        if isinstance(parts := metadata.get("split.count", 1), int) and parts > 1:
+            raise ModelFileError(
+                f"{path}: it is one of {parts} parts of a model; join them with `gguf-split --merge` of llama.cpp"
+            )
         data = np.memmap(path, np.uint8, mode="c")
     except OSError as e:
         raise ModelFileError(f"{path}: {e.strerror or e}") from e

@@ -156,7 +156,7 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "llama": Family("LlamaForCausalLM", "llama"),
-    "mistral": Family("MistralForCausalLM", None),
+    "mistral": Family("MistralForCausalLM", None, defaults={"sliding_window": 4096}),
     "qwen2": Family("Qwen2ForCausalLM", "qwen2", qkv_bias=True),
     "qwen3": Family("Qwen3ForCausalLM", "qwen3", qk_norm=True, defaults={"head_dim": 128}),
     "gemma2": Family(

@@ -106,7 +106,22 @@ def _ropes(m: Json, family: Family, sliding: tuple[bool, ...], rope_factors: tup
     return tuple(local if slides else rope for slides in sliding)
 
 
+# Keys that change the frequencies or the attention, and the value of each that is what happens anyhow.
+_UNREAD_ROPE = {
+    "rope.scale_linear": 1.0,
+    "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.yarn_ext_factor": 1.0,
+    "rope.scaling.yarn_attn_factor": 1.0,
+    "rope.scaling.yarn_beta_fast": 32.0,
+    "rope.scaling.yarn_beta_slow": 1.0,
+    "rope.scaling.yarn_log_multiplier": 0.0,
+}
+
+
 def _rope(m: Json, rope_factors: tuple[float, ...]) -> RopeSpec:
+    for key, harmless in _UNREAD_ROPE.items():
+        if (value := maybe(m, key, float)) is not None and value != harmless:
+            raise ModelFileError(f"key {key!r} is {value:g}; supported: {harmless:g}")
     theta = get(m, "rope.freq_base", float, 10000.0)
     kind = m.get("rope.scaling.type", "none")
     if rope_factors:

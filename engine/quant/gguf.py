@@ -24,7 +24,7 @@ class Gguf:
     memory, others are dequantized once. Otherwise finish() dequantizes once to `dtype`.
 
     `narrow`: beside codes of 4 bits, whose own rounding is ten times coarser, activations have 8 bits per group of 32:
-    apply() is then off by up to 2 % of the largest output.
+    apply() is then off by up to 2 % of the largest output. Types without codes are kept as float16.
     """
 
     needs: ClassVar[Needs] = Needs()
@@ -51,7 +51,9 @@ class Gguf:
         if self._native is None:
             return {"weight": self._codec.to_float(blocks).to(self.dtype)}
         if self._codec.decode is None:
-            return {"weight": self._native.hold(pack_floats(self._codec.to_float(blocks)))}
+            weight = self._codec.to_float(blocks)
+            narrow = weight.half() if self._narrow else weight
+            return {"weight": self._native.hold(pack_floats(narrow if narrow.isfinite().all() else weight))}
         c = self._codec.decode(blocks)
         return {"weight": self._native.hold(pack_codes(c.codes, c.d, c.m, c.bits))}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -13,6 +14,8 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from engine.errors import ModelFileError
 from engine.text.vocabulary import OTHER_NAMES, Vocabulary, byte_level_bytes, sentencepiece_bytes, unspelled_bytes
+
+log = logging.getLogger(__name__)
 
 
 class TokenType(IntEnum):
@@ -146,7 +149,14 @@ class _Builder:
 
     def byte_level(self) -> tuple[tokenizers.Tokenizer, bool, bytes | None]:
         """With the default of add_bos and the unspelled bytes, as sentencepiece()."""
-        pre = self.key("pre", "default")
+        pre = self.key("pre", None)
+        if pre is None:
+            pre = "default"
+            log.warning(
+                "%s: no key 'tokenizer.ggml.pre': text is cut as for GPT-2, which is wrong for most newer models; "
+                "convert the model anew",
+                self.source,
+            )
         if pre not in PRE_TOKENIZERS:
             raise self.bad("pre", f"pre-tokenizer {pre!r} is not supported (known: {', '.join(PRE_TOKENIZERS)})")
         rule = PRE_TOKENIZERS[pre]

@@ -154,6 +154,25 @@ def test_hf_directory_with_wrong_tensors(tmp_path: Path) -> None:
     refused(path, "model.embed_tokens.weight", "[288, 64]", "[289, 64]")
 
 
+@pytest.mark.parametrize(
+    "name", ["model.layers.0.self_attn.q_norm.weight", "base.model.layers.0.self_attn.q_proj.lora_A.weight"]
+)
+def test_a_tensor_of_another_model_is_refused(tmp_path: Path, name: str) -> None:
+    path = make_hf_dir(tmp_path)
+    save_with(path, lambda t: t.update({name: torch.ones(32)}))
+    refused(path, "model.safetensors", name, "another model")
+
+
+def test_old_files_frequencies_are_not_another_model(tmp_path: Path) -> None:
+    path = make_hf_dir(tmp_path)
+    save_with(path, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(16)}))
+    open_checkpoint(path)
+
+
+def test_one_part_of_a_split_gguf(tmp_path: Path) -> None:
+    refused(make_gguf(tmp_path, metadata={"split.count": 3}), "one of 3 parts", "gguf-split --merge")
+
+
 def test_extra_tensor_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = make_hf_dir(tmp_path)
     save_with(path, lambda t: t.update({"model.surprise": torch.ones(3)}))
