@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from engine.errors import ModelFileError
 
 Json = Mapping[str, Any]
+_MAX_LAYERS = 4096  # twenty times the deepest model
 V = TypeVar("V", int, float, bool, str)
 
 
@@ -44,3 +45,12 @@ def token_ids(values: Json, key: str) -> list[int]:
 def divide(hidden: int, num_heads: int) -> int:
     """The quotient; 0 where it is not a whole number."""
     return hidden // num_heads if num_heads > 0 and hidden % num_heads == 0 else 0
+
+
+def layer_count(config: Json, key: str) -> int:
+    """How many layers a model says it has. Raises ModelFileError for a number that no model has: what is made for each
+    layer would take all memory before any tensor is missed."""
+    count = get(config, key, int)
+    if not 1 <= count <= _MAX_LAYERS:
+        raise ModelFileError(f"key {key!r} must be from 1 to {_MAX_LAYERS}, got {count}")
+    return count

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.errors import ModelFileError
 from engine.layers.rope_spec import RopeSpec
-from engine.models.fields import Json, divide, get, maybe
+from engine.models.fields import Json, divide, get, layer_count, maybe
 from engine.models.gguf_file import GgufTensor
 from engine.models.spec import FAMILIES, Family, ModelSpec
 
@@ -32,7 +32,7 @@ def from_gguf(metadata: Json, tensors: Mapping[str, GgufTensor], rope_factors: t
     for key in ("attention.value_length", "rope.dimension_count"):
         if (got := get(m, key, int, head_dim)) != head_dim:
             raise ModelFileError(f"{arch}.{key} is {got}, only the head dimension {head_dim} is supported")
-    num_layers = get(m, "block_count", int)
+    num_layers = layer_count(m, "block_count")
     sliding = _sliding(m, family, num_layers)
     window = maybe(m, "attention.sliding_window", int) or None
     if family.full_every and window is None and any(sliding):

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.errors import ModelFileError
 from engine.layers.rope_spec import RopeSpec
-from engine.models.fields import Json, divide, get, maybe, token_ids
+from engine.models.fields import Json, divide, get, layer_count, maybe, token_ids
 from engine.models.spec import FAMILIES, Family, ModelSpec
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
@@ -28,7 +28,7 @@ def from_hf(config: Json, generation: Json) -> ModelSpec:
         if key in config and config[key] not in allowed:
             raise ModelFileError(f"config {key} {config[key]!r} is not supported for {names[0]} (only {allowed[0]!r})")
     num_heads, hidden = get(config, "num_attention_heads", int), get(config, "hidden_size", int)
-    num_layers = get(config, "num_hidden_layers", int)
+    num_layers = layer_count(config, "num_hidden_layers")
     max_position = get(config, "max_position_embeddings", int)
     ropes = _ropes(config, family, num_layers, max_position)
     eos = [*token_ids(generation, "eos_token_id"), *token_ids(config, "eos_token_id")]

@@ -280,6 +280,7 @@ def test_bad_configs(changes: dict[str, Any], words: list[str]) -> None:
         ({"llama.rope.scaling.type": "longrope"}, ["longrope"]),
         ({"llama.rope.scaling.attn_factor": 1.2}, ["rope.scaling.attn_factor", "1.2"]),
         ({"llama.rope.scale_linear": 4.0}, ["rope.scale_linear"]),
+        ({"llama.block_count": 2**31}, ["block_count", "4096"]),
         ({"llama.rope.scaling.yarn_beta_fast": 16.0}, ["yarn_beta_fast", "32"]),
         ({"llama.vocab_size": 287}, ["vocab_size", "287", "288"]),
         ({"tokenizer.ggml.tokens": None}, ["tokenizer.ggml.tokens"]),
