@@ -244,7 +244,7 @@ def test_eos_ids_of_both_files_the_generation_configs_first() -> None:
         ({"mlp_bias": True}, ["mlp_bias"]),
         ({"hidden_size": None}, ["hidden_size", "missing"]),
         ({"hidden_size": "64"}, ["hidden_size", "int"]),
-        ({"num_hidden_layers": 0}, ["num_layers"]),
+        ({"num_hidden_layers": 0}, ["num_hidden_layers", "4096"]),
         ({"num_hidden_layers": True}, ["num_hidden_layers"]),
         ({"num_attention_heads": 0}, ["num_heads"]),
         ({"num_key_value_heads": 3}, ["num_heads 4", "num_kv_heads 3"]),
