@@ -19,6 +19,7 @@ from deployments.channel.errors import ReplicaFaultError, StreamLostError
 from deployments.channel.messages import SCHEMA, Kind
 from deployments.channel.replica_info import Address, Load, ReplicaStatus
 from deployments.channel.server import ChannelServer, ServerLink
+from deployments.cli.local_ray import free_port
 from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -521,3 +522,27 @@ async def test_what_no_message_can_carry_ends_the_stream_with_an_error(
         await collect(stream)
     assert ends(await collect(other)) == [("small", 0)]
     await until(replica.idle)
+
+
+async def test_it_listens_on_a_port_of_the_range_that_firewalls_let_through(replica: Replica) -> None:
+    first = free_port()
+    second = ChannelServer(replica.engine, SECRET, 1)
+    third = ChannelServer(replica.engine, SECRET, 1)
+    try:
+        assert await second.start("127.0.0.1", (first, first)) == first
+        with pytest.raises(OSError, match=f"all of the channel_ports {first} to {first} are taken"):
+            await third.start("127.0.0.1", (first, first))
+    finally:
+        await second.close(0.1)
+        await third.close(0.1)
+
+
+async def test_behind_nat_it_listens_on_all_addresses(replica: Replica) -> None:
+    """The node's address, by which gateways call it, is then none of this machine's."""
+    server = ChannelServer(replica.engine, SECRET, 1)
+    try:
+        port = await server.start("192.0.2.1")  # of the range for documentation: no machine has it
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.close()
+    finally:
+        await server.close(0.1)

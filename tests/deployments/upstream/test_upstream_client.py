@@ -209,6 +209,18 @@ async def test_thinking_is_a_sign_of_life() -> None:
     assert text(deltas) == "x" and deltas[-1].num_completion_tokens == 5
 
 
+@pytest.mark.parametrize("settings", [{}, {"api_key": "env:ELSEWHERE_KEY"}], ids=["no key", "a key of its own"])
+async def test_nothing_of_the_callers_head_goes_out(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads are not passed on: what an upstream gets is made here."""
+    monkeypatch.setenv("ELSEWHERE_KEY", "sk-ours")
+    await run(stand_in := StandIn(), **settings)
+    [(_, headers, _)] = stand_in.asked
+    made_here = {"host", "accept", "accept-encoding", "user-agent", "content-length", "content-type"}
+    assert {name.lower() for name in headers} - made_here == ({"authorization"} if settings else set())
+    if settings:
+        assert {name.lower(): value for name, value in headers.items()}["authorization"] == "Bearer sk-ours"
+
+
 async def test_only_what_is_understood_and_meant_for_it_is_sent() -> None:
     ours: dict[str, Any] = {
         **FIELDS,
