@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import random
@@ -26,6 +27,7 @@ _OBJECT_STORE_BYTES = 100 * 2**20  # requests and tokens travel by gRPC, not thr
 _ERROR_EVENT_S = 10.0  # for gateways to hear of the end of their engines and tell clients, on a busy machine too
 _END_GRACE_S = 3.0
 _STARTS = 2
+_NEW_S = 10.0  # for which a folder is nobody's leavings
 _PORTS_FROM = 20000  # above those that Ray gives its workers
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _SERVES_PROXY = WayIn("it is the simplest")
@@ -46,6 +48,7 @@ class LocalRay:
         self._host = host
         self._way = way
         self._dir: Path | None = None
+        self._lock: int | None = None  # on the folder, while this process lives
         self._apps: list[str] = []
         self._raylet: int | None = None  # its process
         self.metrics_port = 0  # known after start()
@@ -60,6 +63,7 @@ class LocalRay:
         when somebody else is quicker, its node ends without a word."""
         remove_stale()
         self._dir = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir="/tmp"))
+        self._lock = lock(self._dir)
         if self._way.program is not None:
             ports = [free_port() for _ in range(3)]
             settings = haproxy.prepare(self._dir / "h", self._way.program, self._host, ports)
@@ -148,6 +152,9 @@ class LocalRay:
             _end()
             if self._dir is not None:
                 shutil.rmtree(self._dir, ignore_errors=True)
+            if self._lock is not None:
+                os.close(self._lock)
+                self._lock = None
 
     def _drain(self, drain_s: float) -> None:
         for name in self._apps:
@@ -200,11 +207,32 @@ def free_port() -> int:
     raise OSError("no port is free")
 
 
-def remove_stale() -> None:
-    """Directories of runs that were killed before they could clean up."""
-    for path in Path("/tmp").glob(f"{_PREFIX}[0-9]*-*"):
-        if not Path(f"/proc/{path.name.split('-')[1]}").exists():
-            shutil.rmtree(path, ignore_errors=True)
+def lock(folder: Path) -> int | None:
+    """Takes a folder as this process's own: a descriptor whose end gives it back. None when it is another's."""
+    try:
+        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        return None
+    return file
+
+
+def remove_stale(within: Path = Path("/tmp")) -> None:
+    """Folders of runs that were killed before they could clean up. The process in a folder's name is not enough to know
+    one by: containers that share /tmp number their processes apart."""
+    for folder in within.glob(f"{_PREFIX}[0-9]*-*"):
+        if Path(f"/proc/{folder.name.split('-')[1]}").exists():
+            continue
+        with suppress(FileNotFoundError):
+            if time.time() - folder.stat().st_mtime < _NEW_S:
+                continue  # its run may be about to lock it
+        if (file := lock(folder)) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(file)
 
 
 def _reason(message: str) -> str:

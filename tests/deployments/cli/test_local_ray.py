@@ -8,7 +8,7 @@ import pytest
 import ray
 
 from deployments.cli import processes
-from deployments.cli.local_ray import LocalRay, StartError
+from deployments.cli.local_ray import LocalRay, StartError, lock, remove_stale
 from deployments.ray_serve import haproxy
 from deployments.ray_serve.way_in import SWITCH, WayIn
 
@@ -68,3 +68,21 @@ def test_what_ray_starts_as_haproxy_is_our_launcher(monkeypatch: pytest.MonkeyPa
     assert environment[SWITCH] == "1" and environment["RAY_SERVE_HAPROXY_STATS_PORT"] == "8404"
     node.stop(None)
     assert not launcher.exists()
+
+
+def test_only_the_leavings_of_runs_that_are_gone_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of another container's, whose processes are not seen here."""
+    unseen = 2**22 + 1  # above the largest number of a process
+    gone, elsewhere, new, ours = (tmp_path / f"sluice-{pid}-x" for pid in (unseen, unseen + 1, unseen + 2, os.getpid()))
+    for folder in (gone, elsewhere, new, ours):
+        folder.mkdir()
+    for folder in (gone, elsewhere, ours):
+        os.utime(folder, (1.0, 1.0))
+    held = lock(elsewhere)
+    assert held is not None
+    remove_stale(tmp_path)
+    assert not gone.exists() and elsewhere.exists() and new.exists() and ours.exists()
+    os.close(held)
+    os.utime(elsewhere, (1.0, 1.0))
+    remove_stale(tmp_path)
+    assert not elsewhere.exists()
