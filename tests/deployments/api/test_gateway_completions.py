@@ -203,6 +203,20 @@ async def test_tenants_do_not_share_salts_and_ids_are_unique() -> None:
     assert first[0].cache_salt == first[1].cache_salt != second[0].cache_salt
 
 
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 20}, {"logprobs": 5}, {"logprobs": 1, "echo": True}, {}])
+async def test_scores_are_worded_off_the_event_loop(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """8000 scored tokens take a quarter of a second."""
+    worked: list[bool] = []
+
+    async def watched(work: Any, heavy: bool) -> Any:
+        worked.append(heavy)
+        return work()
+
+    monkeypatch.setattr("deployments.api.generation.offload", watched)
+    await post(FakeBackend(), prompt=[28] * 100, max_tokens=2, **fields)
+    assert worked == [bool(fields)]
+
+
 async def test_prompt_logprobs_extension() -> None:
     body = await post(FakeBackend(), max_tokens=1, prompt_logprobs=1)
     scored = body["choices"][0]["prompt_logprobs"]

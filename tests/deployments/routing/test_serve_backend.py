@@ -535,6 +535,31 @@ async def test_a_router_in_trouble_is_replaced_by_its_last_table(
         assert await run(b) == [1, 2]
 
 
+async def test_nothing_ends_the_tasks_that_follow_serve(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is raised, also what nobody foresaw: without them nothing would ever be learnt again."""
+    router, handle = Router("a"), one()
+    table, router.answer = router.answer, KeyError("unforeseen")
+    monkeypatch.setattr(pool_module.Pool, "_follow", _raise_once(pool_module.Pool._follow))
+    async with backend(router, a=handle) as b:
+        await settled(lambda: len(router.made) > 2)
+        router.answer = table
+        await settled(lambda: bool(b.models()) and b.models()["a"].max_model_len > 0)
+        assert await b.ready()
+
+
+def _raise_once(method: Any) -> Any:
+    calls = 0
+
+    def wrapped(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise LookupError("unforeseen")
+        return method(*args)
+
+    return wrapped
+
+
 async def test_models_follow_the_table(replicas: Replicas) -> None:
     router = Router("a")
     async with backend(router, a=one()) as b:

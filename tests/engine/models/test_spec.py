@@ -140,6 +140,7 @@ def test_yarns_factor_on_cos_and_sin() -> None:
 def test_windows() -> None:
     assert from_hf({**MISTRAL, "sliding_window": 8}, {}).layer_windows == (8,) * 4
     assert from_hf({**MISTRAL, "sliding_window": None}, {}).layer_windows == (None,) * 4
+    assert from_hf(MISTRAL, {}).layer_windows == (4096,) * 4  # what transformers takes for a key that is left out
     assert from_hf({**LLAMA, "sliding_window": 8}, {}).layer_windows == (None,) * 4
     off = {**QWEN2, "sliding_window": 8, "max_window_layers": 2}
     assert from_hf({**off, "use_sliding_window": False}, {}).layer_windows == (None,) * 4

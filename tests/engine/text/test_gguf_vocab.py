@@ -184,3 +184,10 @@ def test_sentencepiece_details() -> None:
 def test_sentencepiece_needs_scores() -> None:
     with pytest.raises(ModelFileError, match="scores"):
         load(sentencepiece(scores=[0.0]))
+
+
+def test_a_file_that_does_not_say_its_rule_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    metadata = byte_level()
+    del metadata["tokenizer.ggml.pre"]
+    load(metadata)
+    assert "x.gguf: no key 'tokenizer.ggml.pre'" in caplog.text
