@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from deployments.accounts.budget import Budgets, ExhaustedBudget
 from deployments.accounts.database import Database
 from deployments.accounts.directory import Directory
-from deployments.accounts.errors import BudgetExhaustedError
+from deployments.accounts.errors import BudgetExhaustedError, BudgetHeldError
 from deployments.accounts.key_cache import KeyCache
 from deployments.accounts.key_store import KeyStore
 from deployments.accounts.ledger_spill import SpillFile
@@ -84,14 +84,15 @@ class Accounts:
             self._database.close()
 
     def check_budget(self, tenant: Tenant) -> None:
-        """Raises BudgetExhaustedError when the tenant's project has used up its month."""
+        """Raises BudgetExhaustedError when the tenant's project has used up its month, BudgetHeldError when requests
+        that run may do so."""
         exhausted = self._budgets.check(tenant.org, tenant.project)
         if exhausted is not None:
             raise self._quota(tenant.org, tenant.project, exhausted)
 
     def began(self, trace: RequestTrace, tokens: int) -> None:
-        """Keeps `tokens` of the project's budget, all that the request may use, until finished(). Raises
-        BudgetExhaustedError when there is less left."""
+        """Keeps `tokens` of the project's budget, all that the request may use, until finished(). Raises what
+        check_budget() does when there is less left."""
         org, project = trace.org or "", trace.project or ""
         exhausted = self._budgets.hold(trace.number, org, project, tokens)
         if exhausted is not None:
@@ -137,16 +138,22 @@ class Accounts:
             total_s=record.total_s,
         )
 
-    def _quota(self, org: str, project: str, exhausted: ExhaustedBudget, tokens: int = 0) -> BudgetExhaustedError:
+    def _quota(
+        self, org: str, project: str, exhausted: ExhaustedBudget, tokens: int = 1
+    ) -> BudgetExhaustedError | BudgetHeldError:
+        left = exhausted.limit - exhausted.used
+        if tokens <= left:
+            return BudgetHeldError(
+                f"The project {project} of {org} has {left} tokens left this month, of which {exhausted.held} are held "
+                f"for requests that run; this request may use up to {tokens}. Try again when they have ended, or ask "
+                "for fewer with max_tokens."
+            )
         opens = datetime.fromtimestamp(self._clock() + exhausted.opens_in_s, UTC)
-        left = exhausted.limit - exhausted.used - exhausted.held
         parts = [
             "You exceeded your current quota, please check your plan and billing details. The project "
             f"{project} of {org} has used {exhausted.used} of its {exhausted.limit} tokens per month"
         ]
-        if exhausted.held:
-            parts.append(f"; {exhausted.held} more are held for requests that run")
-        if 0 < left < tokens:
+        if left > 0:
             parts.append(f"; this request may use up to {tokens}, and {left} are left: ask for fewer with max_tokens")
         parts.append(f"; the next month begins on {opens:%Y-%m-%d}, UTC.")
         return BudgetExhaustedError("".join(parts), exhausted.opens_in_s)

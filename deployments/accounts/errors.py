@@ -25,3 +25,7 @@ class BudgetExhaustedError(Exception):
     def __init__(self, message: str, opens_in_s: float) -> None:
         super().__init__(message)
         self.opens_in_s = opens_in_s
+
+
+class BudgetHeldError(Exception):
+    """What is left of the project's budget is held for requests that run: it may be free again when they end."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import orjson
 
-from deployments.accounts.errors import BudgetExhaustedError, KeyRefusedError, MissingScopeError
+from deployments.accounts.errors import BudgetExhaustedError, BudgetHeldError, KeyRefusedError, MissingScopeError
 from deployments.accounts.records import DatabaseDownError
 from deployments.limits.base import LimitStoreDownError
 from deployments.routing.errors import (
@@ -28,6 +28,7 @@ INVALID = "invalid_request_error"
 SERVER = "server_error"
 _UNAVAILABLE = "service_unavailable_error"
 _QUEUE_RETRY_S = 1.0
+_HELD_RETRY_S = 1.0
 _MAX_RETRY_AFTER_S = 120  # official clients do not retry at all when told to wait longer
 
 
@@ -139,6 +140,8 @@ def from_exception(error: Exception) -> ApiError | None:
         case BudgetExhaustedError():  # no client should retry it by itself, although it may know when to
             headers = {"retry-after": str(math.ceil(error.opens_in_s)), "x-should-retry": "false"}
             return ApiError(429, str(error), "insufficient_quota", None, "insufficient_quota", headers)
+        case BudgetHeldError():
+            return ApiError(429, str(error), "tokens", None, "rate_limit_exceeded", retry_after(_HELD_RETRY_S))
         case DatabaseDownError():
             text = "The database of accounts can't be reached at the moment. Please retry shortly."
             return _unavailable(text, _UNAVAILABLE, "accounts_unavailable", 1.0)

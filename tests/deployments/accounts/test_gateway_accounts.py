@@ -315,13 +315,18 @@ async def test_requests_that_run_hold_their_part_of_a_budget(tmp_path: Path) -> 
 
         await soon(known)
         answer = await http.post(COMP, json={**BODY, "max_tokens": 90}, headers=bearer(secret))
-        left = error_of(answer, 429)["message"]
-        assert re.search(r"this request may use up to 104, and \d+ are left: ask for fewer with max_tokens", left)
+        error = error_of(answer, 429)
+        assert error["code"] == "insufficient_quota" and answer.headers["x-should-retry"] == "false"
+        assert "this request may use up to 104, and 100 are left: ask for fewer with max_tokens" in error["message"]
         backend.fail, gate = None, asyncio.Event()
         backend.gate = lambda _: gate.wait()
         asked = [asyncio.create_task(status(http, secret)) for _ in range(20)]  # 18 tokens each
         while sum(task.done() for task in asked) < 15:
             await asyncio.sleep(0.01)
+        held = await http.post(COMP, json=BODY, headers=bearer(secret))  # may be tried again
+        error = error_of(held, 429)
+        assert error["code"] == "rate_limit_exceeded" and held.headers["retry-after"] == "1"
+        assert "has 100 tokens left this month, of which 90 are held for requests that run" in error["message"]
         gate.set()
         answers = await asyncio.gather(*asked)
         assert sorted(answers) == [200] * 5 + [429] * 15

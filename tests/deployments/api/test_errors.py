@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from deployments.accounts.errors import BudgetExhaustedError, KeyRefusedError, MissingScopeError
+from deployments.accounts.errors import BudgetExhaustedError, BudgetHeldError, KeyRefusedError, MissingScopeError
 from deployments.accounts.records import DatabaseDownError
 from deployments.api.errors import ApiError, from_exception
 from deployments.limits.base import LimitStoreDownError
@@ -56,6 +56,7 @@ TABLE: list[tuple[Exception, int, str, str | None, str | None, dict[str, str]]] 
         "insufficient_quota",
         {"retry-after": "8", "x-should-retry": "false"},
     ),
+    (BudgetHeldError("held"), 429, "tokens", None, "rate_limit_exceeded", soon(1000)),
     (DatabaseDownError("x"), 503, UNAVAILABLE, None, "accounts_unavailable", soon(1000)),
     (LimitStoreDownError(2.5), 503, UNAVAILABLE, None, "limits_unavailable", soon(2500)),
     (ContextLengthError("long", "messages"), 400, "invalid_request_error", "messages", "context_length_exceeded", {}),
