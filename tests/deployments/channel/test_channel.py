@@ -121,7 +121,7 @@ async def test_many_streams_share_a_connection(replica: Replica, client: Channel
     await until(replica.idle)
 
 
-async def test_tokens_come_as_they_are_made_or_after_the_first_all_in_the_end(client: ChannelClient) -> None:
+async def test_tokens_come_as_they_are_made_or_after_the_first_seldom(client: ChannelClient) -> None:
     stream = client.open((request(max_tokens=30),), streamed=True)
     pieces = [deltas async for deltas in stream]
     assert len(pieces) > 10 and len(pieces[0][0].token_ids) == 1
@@ -129,8 +129,10 @@ async def test_tokens_come_as_they_are_made_or_after_the_first_all_in_the_end(cl
     whole = client.open((request("w", 30, n=2),), streamed=False)
     pieces = [deltas async for deltas in whole]
     whole.close()
-    assert len(pieces) == 2 and [d.num_completion_tokens for d in pieces[1]] == [30, 30]
-    assert all(d.timings is not None and d.timings.decode_s > 0 for d in pieces[1])
+    assert len(pieces) < 8 and sum(len(d.token_ids) for piece in pieces for d in piece) == 60
+    ends = {d.index: d for piece in pieces for d in piece if d.finish_reason is not None}
+    assert [ends[i].num_completion_tokens for i in (0, 1)] == [30, 30]
+    assert all(d.timings is not None and d.timings.decode_s > 0 for d in ends.values())
 
 
 @pytest.mark.parametrize("streamed", [True, False])

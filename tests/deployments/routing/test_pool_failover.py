@@ -336,7 +336,8 @@ async def test_the_first_word_of_an_unstreamed_answer_comes_early() -> None:
         first = await anext(stream)
         assert first[0].num_completion_tokens < 300
         rest = [deltas async for deltas in stream]
-        assert len(rest) == 1 and rest[0][0].finish_reason is not None
+        assert len(rest) < 30 and rest[-1][0].finish_reason is not None  # not one for each of 300 steps
+        assert sum(len(d.token_ids) for deltas in [first, *rest] for d in deltas) == 300
 
 
 async def test_long_prompts_are_looked_at_in_pieces_and_only_where_somebody_looks() -> None:
