@@ -22,9 +22,10 @@ from engine.async_engine import AsyncEngine
 from engine.engine import Engine
 
 _MARGIN_S = 2.0  # kept of graceful_shutdown_timeout_s before the drain, and as much after it to close all connections
-# A step that takes longer than both counts as hung: those of large models on a CPU take seconds.
+# A step counts as hung when it takes longer than this, and than so many times the slowest one so far.
 _STALL_S = 30.0
-_STALL_STEPS = 10  # times the slowest step so far
+_STALL_CPU_S = 120.0  # on a CPU, where the first chunk of a long prompt alone may take a minute with a large model
+_STALL_STEPS = 10
 
 
 class ModelReplica:
@@ -37,6 +38,7 @@ class ModelReplica:
         began_s = time.monotonic()
         private.log_switch_faults("replica")
         self._shutdown_s = config.graceful_shutdown_timeout_s
+        self._stall_s = _STALL_S if config.gpus_per_replica else _STALL_CPU_S
         engine = await asyncio.to_thread(Engine, config.engine)
         await asyncio.to_thread(pin_all, engine, pins)
         self._engine = AsyncEngine(engine)
@@ -91,7 +93,7 @@ class ModelReplica:
         Raises EngineDeadError when the engine has ended, and RuntimeError when a step hangs.
         """
         self._engine.check_health()
-        if (stalled := self._engine.stalled_s()) > max(_STALL_S, _STALL_STEPS * self._engine.slowest_step_s):
+        if (stalled := self._engine.stalled_s()) > max(self._stall_s, _STALL_STEPS * self._engine.slowest_step_s):
             raise RuntimeError(f"no step has finished for {stalled:.0f} s")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
