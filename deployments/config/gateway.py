@@ -70,10 +70,11 @@ class LedgerConfig(StrictModel):
     """Where usage goes before it is in the database."""
 
     flush_s: float = Field(0.5, gt=0, le=60)
-    """Seconds between two writes of usage to the database. A killed gateway loses what it has not written yet."""
+    """Seconds between two writes of usage to the database, and of what running requests have used to a file. What they
+    used since is lost when a gateway is killed."""
     spill_dir: str | None = None
-    """Directory for usage while the database is down, by default one below `~/.local/state/sluicegate`. In a
-    container, name a volume."""
+    """Directory for usage while the database is down, and of requests that run, by default one below
+    `~/.local/state/sluicegate`. In a container, name a volume."""
 
 
 class GatewayConfig(StrictModel):
