@@ -31,8 +31,9 @@ _POSTGRES = {  # https://www.postgresql.org/docs/current/libpq-connect.html
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 15_000,
-    "options": "-c statement_timeout=30000 -c lock_timeout=10000",
 }
+# Statements, not options at the start of a connection, which poolers refuse.
+_BOUNDS = ("SET statement_timeout = '30s'", "SET lock_timeout = '10s'")
 _MAKES = "`sluice keys create` makes one"
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _MIGRATION_LOCK = 0x736C7569  # of Postgres: any number that nobody else takes
@@ -68,6 +69,8 @@ class Database:
                 )
         except (ModuleNotFoundError, NoSuchModuleError) as error:
             raise DatabaseUrlError(f"{self}: no driver for {self.url.drivername}: {error}") from None
+        if self.url.get_backend_name() == "postgresql":
+            sa.event.listen(self._engine, "connect", _set_bounds)
         if sqlite:
             sa.event.listen(self._engine, "connect", _set_pragmas)
             sa.event.listen(self._engine, "begin", _begin)
@@ -174,6 +177,14 @@ def _failures(database: Database) -> Iterator[None]:
         # Not `from error`: SQLAlchemy's messages quote statements with their parameters.
         reason = getattr(error, "orig", None) or error
         raise DatabaseDownError(f"{database}: {' '.join(str(reason).split())[:200]}") from None
+
+
+def _set_bounds(connection: Any, _: object) -> None:
+    connection.autocommit = True
+    with connection.cursor() as cursor:
+        for statement in _BOUNDS:
+            cursor.execute(statement)
+    connection.autocommit = False
 
 
 def _set_pragmas(connection: Any, _: object) -> None:

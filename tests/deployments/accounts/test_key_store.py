@@ -328,3 +328,15 @@ def test_a_month_ends_where_the_next_begins(at: int) -> None:
     assert at < end <= at + 31 * 86400
     assert month_of(end - 1) == month_of(at) != month_of(end)
     assert day_of(end).endswith("-01") and day_of(end - 1)[:7] == month_of(at)
+
+
+@pytest.mark.parametrize("setting", ["postgres"], indirect=True)
+def test_postgres_ends_what_takes_too_long(setting: str) -> None:
+    database = Database(setting)
+    with database.read() as c:
+        bounds = [c.execute(sa.text(f"show {name}")).scalar_one() for name in ("statement_timeout", "lock_timeout")]
+    assert bounds == ["30s", "10s"]
+    with pytest.raises(DatabaseDownError, match="statement timeout"), database.read() as c:
+        c.execute(sa.text("set local statement_timeout = 50"))
+        c.execute(sa.text("select pg_sleep(60)"))
+    database.close()
