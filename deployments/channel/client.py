@@ -173,6 +173,9 @@ class ClientLink(CallingLink):
                 for number, packed in items:
                     if (stream := self._streams.get(number)) is not None:
                         stream.feed(packed)
+            case (Kind.ACCEPTED, int(number)):
+                if (stream := self._streams.get(number)) is not None:
+                    stream.accepted = True
             case (Kind.LOAD, tuple(values)):
                 self._client.load = to_load(values)
             case (Kind.PREFIXES, bytes(added), bytes(removed)):
@@ -232,6 +235,7 @@ class ReplicaStream:
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
+        self.accepted = False  # the replica has the requests: if it is lost now, they may be why
         self.started = False  # something has come
         self._number = link.join(self)
         client.on_stream_opened(self._tokens)

@@ -7,6 +7,7 @@
     OPEN      client -> server   stream id, whether tokens are wanted as they come, requests
     ABORT     client -> server   stream id
     TAKEN     client -> server   stream id, how many of its messages have been used
+    ACCEPTED  server -> client   stream id: the requests have come, and are the engine's now
     DELTAS    server -> client   one or more of: stream id, packed deltas
     ERROR     server -> client   stream id, the error in words: the stream's end
     LOAD      server -> client   Load
@@ -47,6 +48,7 @@ class Kind(IntEnum):
     LOAD = 10
     STATUS = 11
     PREFIXES = 12
+    ACCEPTED = 13
 
 
 to_request = Decoder(GenerateRequest)

@@ -282,6 +282,7 @@ class ServerLink(ListeningLink):
             return
         self._open[number] = OpenStream(number, stream)
         self._numbers[stream] = number
+        self.send((Kind.ACCEPTED, number))
 
     def _end(self, number: int) -> None:
         """Forgets a stream and aborts what still runs of it. Does nothing for an unknown number."""

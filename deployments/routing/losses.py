@@ -17,7 +17,7 @@ class ReplicaLosses:
         self._count = 0
 
     def add(self, error: Exception, tokens: int = 0) -> None:
-        """Counts a replica that failed with `error` after it had given `tokens` tokens of the answer.
+        """Counts a replica that had the request, and failed with `error` after `tokens` tokens of the answer.
 
         Raises RepeatedLossError when the request is not to be given to another one.
         """

@@ -98,7 +98,8 @@ class PoolDestination:
             except (StreamLostError, EngineDeadError, QueueFullError) as error:
                 stream.close()
                 refusal = error
-                request.losses.add(error)
+                if stream.accepted:
+                    request.losses.add(error)
             except BaseException:
                 stream.close()
                 raise

@@ -548,3 +548,13 @@ async def test_behind_nat_it_listens_on_all_addresses(replica: Replica) -> None:
         writer.close()
     finally:
         await server.close(0.1)
+
+
+async def test_a_stream_knows_when_the_replica_has_its_requests(replica: Replica, client: ChannelClient) -> None:
+    stream = client.open((request(max_tokens=LONG),), streamed=True)
+    assert not stream.accepted
+    await until(lambda: stream.accepted)
+    stream.close()
+    refused = client.open((request(max_tokens=4000),), streamed=True)
+    with pytest.raises(ContextLengthError):
+        await collect(refused)

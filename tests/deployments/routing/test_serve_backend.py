@@ -63,6 +63,7 @@ class Stream:
     def __init__(self, steps: list[Step], weights: str) -> None:
         self.steps = list(steps)
         self.closed = False
+        self.accepted = True
         self.weights = weights
         self.first: list[TokenDelta] | None = None
 
@@ -356,6 +357,20 @@ async def test_a_request_that_kills_its_replica_kills_no_third(replicas: Replica
         with pytest.raises(RepeatedLossError):
             await run(b)
     assert sum(len(replicas[name].streams) for name in names) == 2
+
+
+async def test_replicas_that_were_lost_before_they_had_the_request_do_not_count(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a node with all of them is lost: the client may ask again."""
+    monkeypatch.setattr(Stream, "accepted", property(lambda _: False, lambda *_: None), raising=False)
+    names = "abcdefgh"
+    for name in names:
+        replicas[name].calls = [[StreamLostError("gone")]]
+    async with backend(a=Handle(lambda: [info(name) for name in names])) as b:
+        with pytest.raises(ModelUnavailableError):
+            await run(b)
+    assert sum(len(replicas[name].streams) for name in names) == MAX_TRIES
 
 
 async def test_an_answer_goes_on_only_with_the_weights_that_began_it(replicas: Replicas) -> None:
