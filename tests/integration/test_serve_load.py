@@ -117,7 +117,9 @@ def test_every_ending_is_counted_once(tight: Server) -> None:
         assert grown(before, after, f"sluicegate_{name}_seconds_count") == 11, name
     proxies = [s for s in after.samples if s.name == "sluicegate_http_proxy_info"]
     assert [set(s.labels) for s in proxies] == [{"kind", "replica"}]
-    others = [s for s in after.samples if s not in proxies]
+    processes = [s for s in after.samples if s.name.startswith("sluicegate_process_")]
+    assert processes and all(set(s.labels) == {"replica"} for s in processes)
+    others = [s for s in after.samples if s not in proxies and s not in processes]
     known = {"model", "replica", "finished_reason", "status", "le"}
     assert {label for s in others for label in s.labels} <= known
     assert {s.labels["model"] for s in others} <= {MODEL, "none"}
