@@ -37,7 +37,7 @@ def base(pair: Pair) -> Iterator[str]:
     """The address that the ready line says. The engine computes nothing: this is about what is around it."""
     port = free_port()
     settings = {"http.ssl_certfile": pair.cert, "http.ssl_keyfile": pair.key, "engine.executor": STAND_IN}
-    settings |= {"engine.executor_options.step_ms": 20, "gateway.send_timeout_s": 1}
+    settings |= {"engine.executor_options.step_ms": 20, "gateway.send_timeout_s": 1, "gateway.public_metrics": "true"}
     sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     command = [*SLUICE, "serve", "--config", "cluster_configs/tls.yaml", "--port", str(port), *sets]
     log = pair.cert.with_suffix(".log")
