@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from deployments.channel.errors import ReplicaFaultError, StreamLostError, StreamReturnedError
+from deployments.channel.errors import StreamReturnedError
 from deployments.routing.errors import RepeatedLossError
-from engine.errors import EngineDeadError
+from deployments.routing.failures import RESUMABLE
 
 MOST = 2  # replicas; one alone is more often lost for another reason
 PROGRESS = 64  # tokens on one replica, after which the losses before it were not the request's doing
@@ -21,9 +21,7 @@ class ReplicaLosses:
 
         Raises RepeatedLossError when the request is not to be given to another one.
         """
-        if isinstance(error, StreamReturnedError) or not isinstance(
-            error, StreamLostError | EngineDeadError | ReplicaFaultError
-        ):
+        if isinstance(error, StreamReturnedError) or not isinstance(error, RESUMABLE):
             return
         self._count = 1 if tokens >= PROGRESS else self._count + 1
         if self._count >= MOST:
